@@ -1,0 +1,41 @@
+"""fedpact: federated learning by penalties, ADMM and constraints."""
+
+import jax as _jax
+
+_jax.config.update("jax_enable_x64", True)  # arrays have explicit dtypes; single and double live side by side
+
+from fedpact import data  # noqa: E402
+from fedpact.algorithms import FedAvg, FedEPM, FedProx, SFedAvg, SFedProx  # noqa: E402
+from fedpact.core import stop  # noqa: E402
+from fedpact.core.errors import FedpactError  # noqa: E402
+from fedpact.core.participation import Covering, Everyone, Fraction, Poisson, Schedule  # noqa: E402
+from fedpact.model import Model  # noqa: E402
+from fedpact.problems import LeastSquares, Logistic, optimum  # noqa: E402
+from fedpact.run import Run, Runs, compare, run, trials  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Covering",
+    "Everyone",
+    "FedAvg",
+    "FedEPM",
+    "FedProx",
+    "FedpactError",
+    "Fraction",
+    "LeastSquares",
+    "Logistic",
+    "Model",
+    "Poisson",
+    "Run",
+    "Runs",
+    "SFedAvg",
+    "SFedProx",
+    "Schedule",
+    "compare",
+    "data",
+    "optimum",
+    "run",
+    "stop",
+    "trials",
+]

@@ -1,0 +1,22 @@
+"""The algorithms, one file each, and their registry."""
+
+from __future__ import annotations
+
+from fedpact.algorithms.fedavg import FedAvg
+from fedpact.algorithms.fedepm import FedEPM
+from fedpact.algorithms.fedprox import FedProx
+from fedpact.algorithms.sfedavg import SFedAvg, SFedProx
+from fedpact.core.errors import unknown
+from fedpact.core.settings import Settings
+
+__all__ = ["ALGORITHMS", "FedAvg", "FedEPM", "FedProx", "SFedAvg", "SFedProx", "algorithm"]
+
+#: By the names experiment files and the command use.
+ALGORITHMS: dict[str, type[Settings]] = {cls.name: cls for cls in (FedEPM, SFedAvg, SFedProx, FedAvg, FedProx)}
+
+
+def algorithm(name: str) -> type[Settings]:
+    """The settings class of an algorithm, by name."""
+    if name not in ALGORITHMS:
+        raise unknown("algorithm", name, ALGORITHMS)
+    return ALGORITHMS[name]

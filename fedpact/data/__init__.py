@@ -1,0 +1,52 @@
+"""Datasets, and how their rows are dealt to clients."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from fedpact.core.errors import unknown
+from fedpact.data.adult import adult
+from fedpact.data.bundled import breast_cancer, diabetes, digits, iris, wine
+from fedpact.data.dataset import Dataset, Schema
+from fedpact.data.federation import Federation
+from fedpact.data.synthetic import synthetic
+from fedpact.data.tables import from_arrays, from_csv
+
+__all__ = [
+    "Dataset",
+    "Federation",
+    "Schema",
+    "adult",
+    "breast_cancer",
+    "diabetes",
+    "digits",
+    "from_arrays",
+    "from_csv",
+    "iris",
+    "load",
+    "names",
+    "synthetic",
+    "wine",
+]
+
+_LOADERS: dict[str, Callable[..., Dataset]] = {
+    loader.__name__: loader for loader in (adult, breast_cancer, diabetes, digits, iris, synthetic, wine)
+}
+
+
+def load(name: str, **options: Any) -> Dataset:
+    """The dataset of that name; `options` go to its function."""
+    if name not in _LOADERS:
+        raise unknown("dataset", name, _LOADERS)
+    known = inspect.signature(_LOADERS[name]).parameters
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of dataset {name!r}", option, known)
+    return _LOADERS[name](**options)
+
+
+def names() -> dict[str, str]:
+    """Every name that `load` knows, with a one-line description."""
+    return {name: inspect.getdoc(loader).splitlines()[0] for name, loader in sorted(_LOADERS.items())}  # type: ignore[union-attr]

@@ -1,0 +1,22 @@
+"""Engines: order-preserving maps over clients. Algorithms never import them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedpact.core.errors import unknown
+from fedpact.engines.debug import DebugEngine
+from fedpact.engines.local import LocalEngine
+
+__all__ = ["DebugEngine", "LocalEngine", "as_engine"]
+
+ENGINES = {"debug": DebugEngine, "local": LocalEngine}
+
+
+def as_engine(engine: Any) -> Any:
+    """An engine from its name, or the engine itself."""
+    if not isinstance(engine, str):
+        return engine
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    return ENGINES[engine]()

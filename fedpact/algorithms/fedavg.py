@@ -1,0 +1,160 @@
+"""FedAvg: local gradient steps, then the mean of the models.
+
+H. B. McMahan, E. Moore, D. Ramage, S. Hampson and B. A. y Arcas, "Communication-Efficient Learning of Deep Networks
+from Decentralized Data", AISTATS 2017. Algorithm 1.
+
+Server    w ← Σ_{i∈S} p_i w_i / Σ_{i∈S} p_i
+Client    w_i ← w;  `steps` times:  w_i ← w_i − γ ∇f_i(w_i), on all rows or on a batch drawn with replacement
+i ∈ S     sends p_i w_i and p_i
+
+paper → code:  η → step (γ here), E and B → steps and batch, n_k → batch.rows, w_{t+1}^k → w_i.
+
+Differs from the paper:
+- p_i = 1 by default, so that the method and the reported objective (1/m) Σ f_i agree; weights="rows" is p_i = d_i.
+- `steps` gradient steps instead of epochs over shuffled batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedpact.core.contract import Algorithm, Batch, standard_measures
+from fedpact.core.errors import is_number, require, require_positive_int, unknown
+from fedpact.core.keys import Purpose
+from fedpact.core.settings import Settings
+from fedpact.core.vector import Vector
+
+
+class ServerState(NamedTuple):
+    """The model w."""
+
+    w: Vector
+
+
+class ClientState(NamedTuple):
+    """γ, this client's step size."""
+
+    gamma: Any
+
+
+class Hello(NamedTuple):
+    """Nothing is sent before the first round."""
+
+
+class Broadcast(NamedTuple):
+    """The model w."""
+
+    w: Vector
+
+
+class Upload(NamedTuple):
+    """p_i w_i and p_i: a sum over clients is all the server needs."""
+
+    weighted: Vector
+    weight: Any
+
+
+class Notes(NamedTuple):
+    """Gradients computed, counted in passes over all of the client's rows."""
+
+    gradients: Any
+
+
+class Info(NamedTuple):
+    """Nothing to add."""
+
+
+def draw(batch: Batch, size: int, key: Any) -> Batch:
+    """`size` of the client's rows, with replacement."""
+    rows = jax.random.randint(key, (size,), 0, batch.rows.astype(jnp.int32))
+    return Batch(batch.x[rows], batch.y[rows], jnp.ones(size, batch.weight.dtype), batch.client)
+
+
+def check_local(settings: Any) -> None:
+    """The constraints FedAvg and FedProx share."""
+    require_positive_int("steps", settings.steps)
+    step = settings.step
+    if isinstance(step, str) and step != "lipschitz":
+        raise unknown("step", step, ("lipschitz", "a number"))
+    require(step == "lipschitz" or (is_number(step) and step > 0), "step", "above 0", step, symbol="γ")
+    require(is_number(settings.scale) and settings.scale > 0, "scale", "above 0", settings.scale)
+    if settings.batch is not None:
+        require_positive_int("batch", settings.batch, symbol="B")
+    if settings.weights not in ("uniform", "rows"):
+        raise unknown("weights", settings.weights, ("uniform", "rows"))
+
+
+@dataclass(frozen=True)
+class FedAvg(Settings):
+    """Settings of FedAvg."""
+
+    steps: int = 12
+    step: float | str = "lipschitz"  # γ: a number, or "lipschitz" for 1/r_i
+    scale: float = 1.0  # multiplies γ
+    batch: int | None = None  # rows a step; None: all
+    weights: str = "uniform"  # "uniform", or "rows" for p_i = d_i
+
+    name: ClassVar[str] = "fedavg"
+    presets: ClassVar = {"lipschitz": {}, "rows": {"weights": "rows"}}
+
+    def __post_init__(self) -> None:
+        check_local(self)
+
+    def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
+        """Local steps without a proximal term."""
+        return build_local(self, problem, mu=0.0)
+
+
+def build_local(settings: Any, problem: Any, *, mu: float) -> Algorithm:
+    """FedAvg, or FedProx where μ > 0: the two differ in one term."""
+    steps, size = settings.steps, settings.batch
+    by_lipschitz, by_rows = settings.step == "lipschitz", settings.weights == "rows"
+
+    def join(w0: Vector, batch: Any, key: Any) -> tuple[ClientState, Hello]:
+        gamma = 1 / (problem.lipschitz(batch) + mu) if by_lipschitz else jnp.asarray(settings.step, batch.x.dtype)
+        return ClientState(settings.scale * gamma), Hello()
+
+    def init(w0: Vector, hellos: Hello) -> ServerState:
+        return ServerState(w0)
+
+    def broadcast(server: ServerState) -> Broadcast:
+        return Broadcast(server.w)
+
+    def client_step(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Any, ...]:
+        w = msg.w
+
+        def local(s: Any, w_i: Vector) -> Vector:
+            rows = batch if size is None else draw(batch, size, jax.random.fold_in(key(Purpose.LOCAL), s))
+            return w_i - client.gamma * (grad(w_i, rows) + mu * (w_i - w))
+
+        w_i = lax.fori_loop(0, steps, local, w)
+        p = batch.rows if by_rows else jnp.ones_like(batch.rows)
+        passes = steps if size is None else steps * size / batch.rows
+        return client, Upload(p * w_i, p), Notes(jnp.asarray(passes, jnp.float64))
+
+    def server_step(server: ServerState, uploads: Upload, cohort: Any) -> tuple[ServerState, Info]:
+        total = cohort.sum(uploads)
+        mean = total.weighted / jnp.where(total.weight > 0, total.weight, 1)
+        return ServerState(mean.map(lambda a, b: jnp.where(total.weight > 0, a, b), server.w)), Info()
+
+    def measure(msg: Broadcast, client: ClientState, batch: Any) -> dict[str, Any]:
+        return standard_measures(problem, msg.w, batch)
+
+    return Algorithm(
+        name=settings.name,
+        join=join,
+        init=init,
+        broadcast=broadcast,
+        client_step=client_step,
+        server_step=server_step,
+        measure=measure,
+        model=lambda server: server.w,
+        combine="sum",
+        notes={"gradients": "sum"},
+        needs=frozenset({"lipschitz"}) if by_lipschitz else frozenset(),
+    )

@@ -1,0 +1,48 @@
+"""FedProx: FedAvg with a proximal term.
+
+T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar and V. Smith, "Federated Optimization in Heterogeneous Networks",
+MLSys 2020. Algorithm 2.
+
+Server    w ← Σ_{i∈S} p_i w_i / Σ_{i∈S} p_i
+Client    w_i ≈ argmin_v f_i(v) + (μ/2)‖v − w‖²:  `steps` times  w_i ← w_i − γ (∇f_i(w_i) + μ (w_i − w)),  from w_i = w
+
+paper → code:  μ → mu, η → step (γ here), E → steps.
+
+Differs from the paper:
+- clients are drawn uniformly and p_i = 1 by default; the paper draws them in proportion to d_i and takes p_i = 1.
+  weights="rows" with uniform draws has the same mean.
+- step="lipschitz" is 1/(r_i + μ), the inverse Lipschitz constant of the subproblem.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fedpact.algorithms.fedavg import build_local, check_local
+from fedpact.core.contract import Algorithm
+from fedpact.core.errors import is_number, require
+from fedpact.core.settings import Settings
+
+
+@dataclass(frozen=True)
+class FedProx(Settings):
+    """Settings of FedProx."""
+
+    mu: float = 1e-3
+    steps: int = 12
+    step: float | str = "lipschitz"  # γ: a number, or "lipschitz" for 1/(r_i + μ)
+    scale: float = 1.0  # multiplies γ
+    batch: int | None = None  # rows a step; None: all
+    weights: str = "uniform"  # "uniform", or "rows" for p_i = d_i
+
+    name: ClassVar[str] = "fedprox"
+    presets: ClassVar = {"lipschitz": {}, "rows": {"weights": "rows"}}
+
+    def __post_init__(self) -> None:
+        check_local(self)
+        require(is_number(self.mu) and self.mu >= 0, "mu", "at least 0", self.mu, symbol="μ")
+
+    def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
+        """Local steps with the proximal term."""
+        return build_local(self, problem, mu=self.mu)

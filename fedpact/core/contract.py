@@ -1,0 +1,128 @@
+"""The contract between an algorithm and the round loop.
+
+    join(w0, batch, key)                          -> ClientState, Hello     before a client's first round
+    init(w0, hellos)                              -> ServerState            hellos stacked over the clients
+    broadcast(ServerState)                        -> Broadcast              everything the server sends
+    client_step(Broadcast, ClientState, batch, grad, key) -> ClientState, Upload, Notes
+    commit(Broadcast, ClientState, released)      -> ClientState            once the server acknowledged the upload
+    server_step(ServerState, uploads, Cohort)     -> ServerState, Info      uploads stacked over the cohort
+    measure(Broadcast, ClientState, batch)        -> dict of sums           telemetry; off the round's bill
+
+All are pure. What crosses the wire is exactly Hello, Broadcast and Upload: bytes are counted from these types and
+privacy has one place to stand. Notes stay with the client in a real federation; Info and Notes are for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedpact.core.errors import InvalidArgument
+
+
+class Batch(NamedTuple):
+    """One client's rows. `weight` is 1 for a row and 0 for padding, so every sum over rows is weighted by it."""
+
+    x: Any
+    y: Any
+    weight: Any
+    client: Any
+
+    @property
+    def rows(self) -> Any:
+        """d_i, the number of real rows."""
+        return jnp.sum(self.weight)
+
+
+class Cohort(NamedTuple):
+    """Who takes part in a round: fixed capacity, possibly nobody.
+
+    `slots` are positions in the stacked client axis, in one array per bucket of the engine, or None when every
+    position has a slot (then `put` and `take` are free); `mask` says which slots are real.
+    """
+
+    slots: Any
+    mask: Any
+
+    @property
+    def count(self) -> Any:
+        """|S|, how many take part."""
+        return jnp.sum(self.mask)
+
+    @property
+    def positions(self) -> Any:
+        """The slots' positions in one array."""
+        return jnp.arange(self.mask.shape[0]) if self.slots is None else jnp.concatenate(self.slots)
+
+    def _where(self, new: Any, old: Any) -> Any:
+        return jax.tree.map(
+            lambda a, b: jnp.where(self.mask.reshape(self.mask.shape + (1,) * (a.ndim - 1)), a, b), new, old
+        )
+
+    def take(self, stacked: Any) -> Any:
+        """The cohort's rows of something stacked over all clients."""
+        if self.slots is None:
+            return stacked
+        positions = self.positions
+        return jax.tree.map(lambda a: a[positions], stacked)
+
+    def put(self, stacked: Any, rows: Any) -> Any:
+        """`stacked` with the cohort's rows replaced; everyone else keeps theirs."""
+        if self.slots is None:
+            return self._where(rows, stacked)
+        size = jax.tree.leaves(stacked)[0].shape[0]
+        slots = jnp.where(self.mask, self.positions, size)  # masked slots fall off the end and are dropped
+        return jax.tree.map(lambda a, r: a.at[slots].set(r.astype(a.dtype), mode="drop"), stacked, rows)
+
+    def sum(self, rows: Any) -> Any:
+        """Sum over the clients that take part."""
+        zeros = jax.tree.map(jnp.zeros_like, rows)
+        return jax.tree.map(lambda a: jnp.sum(a, axis=0), self._where(rows, zeros))
+
+    def mean(self, rows: Any, otherwise: Any) -> Any:
+        """Mean over the clients that take part, or `otherwise` when nobody does."""
+        count = self.count
+        total = self.sum(rows)
+        return jax.tree.map(lambda a, b: jnp.where(count > 0, a / jnp.maximum(count, 1), b), total, otherwise)
+
+
+class Algorithm(NamedTuple):
+    """A bundle of pure functions (see the module's page) and what it declares about them."""
+
+    name: str
+    join: Callable[..., tuple[Any, Any]]
+    init: Callable[..., Any]
+    broadcast: Callable[..., Any]
+    client_step: Callable[..., tuple[Any, Any, Any]]
+    server_step: Callable[..., tuple[Any, Any]]
+    measure: Callable[..., dict[str, Any]]
+    model: Callable[[Any], Any]  # ServerState -> the parameters a user takes home
+    combine: str = "each"  # "sum": linear in the uploads, so it can be streamed, masked, encrypted; "each": needs every message
+    notes: Mapping[str, str] = {}  # how each field of Notes is read over clients: "sum", "min", "max" or "mean"
+    commit: Callable[..., Any] | None = None
+    needs: frozenset[str] = frozenset()
+    notices: tuple[str, ...] = ()  # sentences the reader of a report must see
+
+
+def check_needs(algorithm: Algorithm, problem: Any) -> None:
+    """Refuse, before round 1, a problem that lacks what the algorithm declares it needs."""
+    for need in sorted(algorithm.needs):
+        if getattr(problem, need, None) is None:
+            raise InvalidArgument(
+                f"problem must be one that has {need!r} for {algorithm.name}, got {type(problem).__name__}. "
+                f"Choose another algorithm or give the problem a {need} method."
+            )
+
+
+def wire_bytes(message: Any) -> int:
+    """Bytes of one message on the wire, from its types alone."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(message))
+
+
+def standard_measures(problem: Any, w: Any, batch: Batch) -> dict[str, Any]:
+    """f_i and its gradient at `w`, and the counts the problem's accuracy needs: what every algorithm reports."""
+    value, gradient = problem.value_and_gradient(w, batch)
+    return {"objective": value, "gradient": gradient, **problem.counts(w, batch)}

@@ -1,0 +1,227 @@
+"""The host's side of the round loop: cohorts in, rows out, between compiled blocks of rounds.
+
+Blocks are sized to about a third of a second, so that progress shows, Ctrl-C is answered and the clock is looked at.
+A block's length is an argument of one compiled program, so where a run is cut does not change its bits.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpact.core.contract import Cohort, wire_bytes
+from fedpact.core.history import History
+from fedpact.core.loop import GOING, NONFINITE, STOPPED, Carry, Drawn, Loop, draw
+from fedpact.core.stop import Outcome
+
+BLOCK = 64
+BLOCK_SECONDS = 0.3
+
+
+class Resumed(NamedTuple):
+    """Where a run goes on from: the arrays of the carry, its history and the seconds already spent."""
+
+    restore: Callable[[Any], Any]
+    history: History
+    elapsed: float
+
+
+class Finished(NamedTuple):
+    """One trial's end: history, the server's model, the outcome, and for a non-finite number where it was."""
+
+    history: History
+    model: Any
+    outcome: Outcome
+    where: str
+
+
+class _Interrupt:
+    """Ctrl-C once: finish the block and stop. Twice: stop at once."""
+
+    asked = False
+
+    def __call__(self, *_: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextmanager
+def _interruptible() -> Iterator[_Interrupt]:
+    handler = _Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield handler
+        return
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Wire(NamedTuple):
+    """Bytes: all hellos together, and one broadcast and one upload."""
+
+    hello: int
+    down: int
+    up: int
+
+
+def drive(
+    loop: Loop,
+    federations: Sequence[Any],
+    w0: Any,
+    participation: Any,
+    seeds: Sequence[int],
+    rounds: int,
+    dtype: Any,
+    *,
+    resumed: Resumed | None = None,
+    after_block: Callable[[Carry, History, float], None] | None = None,
+) -> list[Finished]:
+    """Run to the end: one trial per seed, all trials in one program. `after_block` sees every block's end."""
+    trials = len(seeds) > 1
+    if trials and len(federations) == 1:
+        federations = list(federations) * len(seeds)
+    order, data = loop.engine.load(federations, dtype)
+    start, block = loop.compiled(trials)
+    roots = [jax.random.key(seed) for seed in seeds]
+    root = jnp.stack(roots) if trials else roots[0]
+    with jax.disable_jit(not loop.engine.compiled):
+        carry, hellos, row = start(w0, data, root)
+    carry = jax.device_get(carry) if resumed else carry
+    wire = _wire(loop, carry, hellos, data, root, trials)
+    capacities = loop.engine.capacities(data, participation.capacity(order.shape[1]), trials)
+
+    first = {name: np.atleast_1d(np.asarray(value)) for name, value in row.items()}
+    histories = [_history(loop, first, i, wire) for i in range(len(seeds))]
+    elapsed, done = 0.0, 0
+    if resumed:
+        carry, histories, elapsed = resumed.restore(carry), [resumed.history], resumed.elapsed
+        done = resumed.history.rounds
+    pace = 0.0  # seconds a round, from the last block; 0 before the first
+    ready: dict[Any, Callable[..., Any]] = {}
+    with _interruptible() as interrupt:
+        while done < rounds and not interrupt.asked and np.any(np.asarray(carry.halt) == GOING):
+            steps = min(rounds - done, max(1, min(BLOCK, int(BLOCK_SECONDS / pace))) if pace else 2)
+            drawn = _draw(participation, seeds, done, steps, order, capacities)
+            cohorts = _stacked([d.cohorts for d in drawn]) if trials else drawn[0].cohorts
+            args = (carry, data, cohorts, np.int64(steps), np.float64(elapsed), root)
+            step = _compiled(loop, block, args, ready)
+            begun = time.perf_counter()
+            with jax.disable_jit(not loop.engine.compiled):
+                carry, rows = step(*args)
+            jax.block_until_ready(carry)
+            spent = time.perf_counter() - begun
+            pace = max(spent / steps, 1e-9)
+            ends = np.atleast_1d(np.asarray(carry.round))
+            for i, history in enumerate(histories):
+                count = int(ends[i]) - history.rounds
+                mine = {name: np.asarray(value[i] if trials else value)[:count] for name, value in rows.items()}
+                clock = _clock(loop, count, elapsed, spent, steps, history)
+                history.extend(_rows(history, mine, drawn[i].participants[:count], wire, clock))
+            elapsed = max(history.last("seconds") for history in histories)
+            done += steps
+            if after_block is not None:
+                after_block(carry, histories[0], elapsed)
+    return [_finish(loop, carry, histories, order, i, trials, interrupt.asked) for i in range(len(seeds))]
+
+
+def _draw(
+    participation: Any, seeds: Sequence[int], first: int, steps: int, order: np.ndarray, capacities: Any
+) -> list[Drawn]:
+    """Every trial's cohorts. If one trial's block does not fit its slots, all take everyone's."""
+    drawn = [draw(participation, s, first, steps, BLOCK, o, capacities) for s, o in zip(seeds, order, strict=True)]
+    if capacities is not None and any(d.cohorts.slots is None for d in drawn):
+        return _draw(participation, seeds, first, steps, order, None)
+    return drawn
+
+
+def _compiled(loop: Loop, block: Any, args: tuple[Any, ...], ready: dict[Any, Callable[..., Any]]) -> Callable[..., Any]:
+    """The block's program, compiled ahead of the clock; one for rounds with slots and one for everyone's."""
+    if loop.timing or not loop.engine.compiled:
+        return block
+    kind = args[2].slots is None
+    if kind not in ready:
+        ready[kind] = block.lower(*args).compile()
+    return ready[kind]
+
+
+def _stacked(cohorts: list[Cohort]) -> Cohort:
+    return jax.tree.map(lambda *parts: np.stack(parts), *cohorts)
+
+
+def _wire(loop: Loop, carry: Carry, hellos: Any, data: Any, root: Any, trials: bool) -> _Wire:
+    one = jax.tree.map(lambda a: a[0], (carry.state, hellos, data, root)) if trials else (carry.state, hellos, data, root)
+    state, hellos, data, root = one
+    clients = jax.tree.leaves(state.clients)[0].shape[0]
+    everyone = Cohort(None, jnp.ones(clients, bool))
+
+    def uploads(state: Any, data: Any) -> Any:
+        return loop.client_stage(state.server, state.clients, data, everyone, jnp.asarray(0), root)[1]
+
+    with jax.disable_jit(not loop.engine.compiled):
+        up = jax.eval_shape(uploads, state, data) if loop.engine.compiled else uploads(state, data)
+    down = loop.algorithm.broadcast(state.server)
+    return _Wire(wire_bytes(hellos), wire_bytes(down), wire_bytes(up) // clients)
+
+
+def _history(loop: Loop, first: dict[str, np.ndarray], trial: int, wire: _Wire) -> History:
+    own = [name for name in first if name not in ("gradients",)]
+    head = [name for name in ("objective", "gradient", "accuracy") if name in own]
+    tail = [name for name in own if name not in head]
+    clock = ["seconds", "local_seconds"] if loop.timing else ["seconds"]
+    history = History(["round", *head, "participants", "bytes_up", "bytes_down", "gradients", *clock, *tail])
+    row = {name: values[trial : trial + 1] for name, values in first.items()}
+    zero = {name: np.zeros(1) for name in ("round", "participants", "bytes_down", "gradients", *clock)}
+    history.extend(row | zero | {"bytes_up": np.array([wire.hello])})
+    return history
+
+
+def _clock(loop: Loop, count: int, elapsed: float, spent: float, steps: int, history: History) -> dict[str, np.ndarray]:
+    if not loop.timing:
+        return {"seconds": elapsed + spent / steps * np.arange(1, count + 1)}
+    local = np.array(loop.clock["local"][-steps:][:count])
+    server = np.array(loop.clock["server"][-steps:][:count])
+    return {"seconds": history.last("seconds") + np.cumsum(local + server), "local_seconds": local}
+
+
+def _rows(
+    history: History, mine: dict[str, np.ndarray], participants: np.ndarray, wire: _Wire, clock: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    count = len(participants)
+    total = np.cumsum(participants)
+    gradients = mine.get("gradients", np.full(count, np.nan))
+    return mine | {
+        "round": history.rounds + np.arange(1, count + 1),
+        "participants": participants,
+        "bytes_up": history.last("bytes_up") + total * wire.up,
+        "bytes_down": history.last("bytes_down") + total * wire.down,
+        "gradients": history.last("gradients") + np.cumsum(gradients),
+        **clock,
+    }
+
+
+def _finish(
+    loop: Loop, carry: Carry, histories: list[History], order: np.ndarray, trial: int, trials: bool, interrupted: bool
+) -> Finished:
+    one = jax.tree.map(lambda a: a[trial], carry) if trials else carry
+    halt, culprit = int(one.halt), int(one.culprit)
+    history, where = histories[trial], ""
+    if halt == NONFINITE:
+        outcome = Outcome.NONFINITE
+        who = f"client {int(order[trial, culprit])}: its upload" if culprit >= 0 else "the server: its model or the objective"
+        where = f"round {history.rounds}, {who} is not finite"
+    elif halt == STOPPED:
+        outcome = Outcome.STOPPED
+    else:
+        outcome = Outcome.INTERRUPTED if interrupted else Outcome.ROUNDS
+    return Finished(history, loop.algorithm.model(jax.device_get(one.state.server)), outcome, where)

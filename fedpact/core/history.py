@@ -1,0 +1,92 @@
+"""What happened, round by round: named columns of numbers, one row per round from 0.
+
+    round         rounds done; row t is measured at the server's model after t rounds
+    objective     (1/m) Σ f_i                          gradient      ‖(1/m) Σ ∇f_i‖²
+    accuracy      share of training rows classified right, where the problem has classes
+    participants  clients in the round                 bytes_up, bytes_down   cumulative, `join` included
+    gradients     cumulative gradient evaluations (passes over a client's rows)
+    seconds       cumulative. With timing=True the clients' and the server's steps alone; otherwise the wall time of
+                  compiled blocks of rounds, telemetry included, spread evenly over each block
+    local_seconds the clients' steps of this round (timing=True only)
+    snr, …        what the algorithm's Notes and Info add
+
+Cells that were not measured are NaN, and empty in the CSV file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedpact.core.errors import CheckpointError, unknown
+
+WHOLE = {"round", "participants", "bytes_up", "bytes_down"}
+
+
+class History:
+    """Columns of numbers that grow by blocks of rows."""
+
+    def __init__(self, columns: Iterable[str]) -> None:
+        self._columns: dict[str, list[float]] = {name: [] for name in columns}
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self._columns)
+
+    @property
+    def rounds(self) -> int:
+        """The last round."""
+        return int(self._columns["round"][-1]) if len(self) else 0
+
+    def __len__(self) -> int:
+        return len(self._columns["round"])
+
+    def column(self, name: str) -> np.ndarray:
+        """One column as an array."""
+        if name not in self._columns:
+            raise unknown("column", name, self._columns)
+        return np.array(self._columns[name], dtype=np.float64)
+
+    def last(self, name: str) -> float:
+        """The newest measured value of a column (NaN if there is none)."""
+        return next((v for v in reversed(self._columns[name]) if not math.isnan(v)), math.nan)
+
+    def extend(self, rows: Mapping[str, np.ndarray]) -> None:
+        """Append a block of rows."""
+        for name, values in self._columns.items():
+            values.extend(np.asarray(rows[name], dtype=np.float64).tolist())
+
+    def lines(self, first: int = 0) -> str:
+        """Rows from `first` on as CSV text (with the header when `first` is 0)."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        if first == 0:
+            writer.writerow(self._columns)
+        for i in range(first, len(self)):
+            writer.writerow([_cell(name, values[i]) for name, values in self._columns.items()])
+        return out.getvalue()
+
+    @classmethod
+    def read(cls, path: Path) -> History:
+        """Read a history.csv."""
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *rows = list(csv.reader(file))
+        history = cls(header)
+        for row in rows:
+            if len(row) != len(header):
+                raise CheckpointError(f"{path} must have {len(header)} cells in every line, got {len(row)}: {row}.")
+            for name, cell in zip(header, row, strict=True):
+                history._columns[name].append(float(cell) if cell else math.nan)
+        return history
+
+
+def _cell(name: str, value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return str(int(value)) if name in WHOLE else repr(value)

@@ -1,0 +1,302 @@
+"""The round loop: the only one.
+
+    measure row 0
+    repeat   draw the cohort → broadcast → clients step (and commit) → server steps → measure → stop?
+
+`Loop` builds one round from an algorithm's pure functions and an engine's map over clients. The same body runs in a
+compiled `while` over a block of rounds (the block's length is an argument, so a run cut anywhere gives the same bits),
+in a plain Python `while` (engine `debug`), or stage by stage with a clock around each (`timing=True`).
+Row t of the history is measured at the server's model after t rounds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedpact.core.contract import Algorithm, Cohort
+from fedpact.core.keys import JOIN_ROUND, client_key
+from fedpact.core.stop import Rule
+
+GOING, STOPPED, NONFINITE = 0, 1, 2
+
+
+class State(NamedTuple):
+    """What the next round needs: the server's state, every client's, and each client's last notes (for reading)."""
+
+    server: Any
+    clients: Any
+    notes: Any
+
+
+class Carry(NamedTuple):
+    """What a block of rounds hands on: the state, the rounds done, the recent rows, and why it halted if it did."""
+
+    state: State
+    round: Any
+    recent: dict[str, Any]
+    halt: Any
+    culprit: Any  # position of the client whose upload was not finite, or -1 for the server's own state
+
+
+def _finite_rows(tree: Any) -> Any:
+    """For something stacked over the cohort: which rows are finite throughout."""
+    flags = [
+        jnp.all(jnp.isfinite(leaf).reshape(leaf.shape[0], -1), axis=1)
+        for leaf in jax.tree.leaves(tree)
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    return jnp.stack(flags).all(axis=0)
+
+
+def _finite(tree: Any) -> Any:
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]).all()
+
+
+def _python_while(cond: Callable[[Any], Any], body: Callable[[Any], Any], value: Any) -> Any:
+    while bool(cond(value)):
+        value = body(value)
+    return value
+
+
+class Loop:
+    """One algorithm on one problem, ready to run blocks of rounds through an engine."""
+
+    def __init__(
+        self, algorithm: Algorithm, grad: Callable[..., Any], engine: Any, stop: Rule, evaluate_every: int, timing: bool
+    ) -> None:
+        self.algorithm, self.grad, self.engine, self.stop = algorithm, grad, engine, stop
+        self.evaluate_every, self.timing = evaluate_every, timing
+        self.clock: dict[str, list[float]] = {"local": [], "server": []}
+        plain = timing or not engine.compiled
+        self._while = _python_while if plain else lax.while_loop
+        self._steps = self._timed("local", self.client_stage) if timing else self.client_stage
+        self._serve = self._timed("server", self.server_stage) if timing else self.server_stage
+        self._measure = jax.jit(self.measure_stage) if timing else self.measure_stage
+
+    # One round, in its three stages
+
+    def client_stage(self, server: Any, clients: Any, data: Any, cohort: Cohort, t: Any, root: Any) -> Any:
+        """Broadcast, and every client of the cohort steps; what is acknowledged is committed at once."""
+        msg = self.algorithm.broadcast(server)
+
+        def step(batch: Any, client: Any) -> Any:
+            key = client_key(root, t, batch.client)
+            state, upload, notes = self.algorithm.client_step(msg, client, batch, self.grad, key)
+            if self.algorithm.commit is not None:
+                state = self.algorithm.commit(msg, state, upload)
+            return state, upload, notes
+
+        return self.engine.map(step, data, cohort.take(clients), cohort, where=(t, "client_step"))
+
+    def server_stage(self, server: Any, uploads: Any, cohort: Cohort) -> Any:
+        """The server's step on the cohort's uploads."""
+        return self.algorithm.server_step(server, uploads, cohort)
+
+    def measure_stage(self, state: State, data: Any, t: Any = 0) -> dict[str, Any]:
+        """Telemetry at the server's model, over all clients: means of f_i and of what the algorithm adds."""
+        msg = self.algorithm.broadcast(state.server)
+        each = self.engine.map(
+            lambda batch, client: self.algorithm.measure(msg, client, batch),
+            data,
+            state.clients,
+            None,
+            where=(t, "measure"),
+        )
+        clients = jax.tree.leaves(state.clients)[0].shape[0]
+        sums = jax.tree.map(lambda a: jnp.sum(a, axis=0), each)
+        row = {"objective": sums.pop("objective") / clients, "gradient": (sums.pop("gradient") / clients).norm2()}
+        rows = sums.pop("rows")
+        if "correct" in sums:
+            row["accuracy"] = sums.pop("correct") / rows
+        row |= {name: value / clients for name, value in sums.items()}
+        return {name: jnp.asarray(value, jnp.float64) for name, value in row.items()}
+
+    def _timed(self, name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
+        compiled = jax.jit(stage)
+        warm: set[Any] = set()
+
+        def run(*args: Any) -> Any:
+            shapes = jax.tree.structure(args), tuple(jnp.shape(a) for a in jax.tree.leaves(args))
+            if shapes not in warm:  # compilation is not the round's time
+                jax.block_until_ready(compiled(*args))
+                warm.add(shapes)
+            begun = time.perf_counter()
+            out = jax.block_until_ready(compiled(*args))
+            self.clock[name].append(time.perf_counter() - begun)
+            return out
+
+        return run
+
+    def _notes_row(self, notes: Any, last: Any, cohort: Cohort) -> dict[str, Any]:
+        """Read the clients' notes as the algorithm declares: over this round's cohort, or over everyone's last."""
+        row = {}
+        for name, how in self.algorithm.notes.items():
+            if how in ("sum", "mean"):
+                total = cohort.sum(getattr(notes, name))
+                row[name] = total if how == "sum" else total / jnp.maximum(cohort.count, 1)
+            else:
+                row[name] = (jnp.nanmin if how == "min" else jnp.nanmax)(getattr(last, name))
+        return {name: jnp.asarray(value, jnp.float64) for name, value in row.items()}
+
+    # Start, and blocks of rounds
+
+    def start(self, w0: Any, data: Any, root: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """Everyone joins, the server starts, row 0 is measured. Returns the carry, the hellos and the row."""
+
+        def join(batch: Any, _: Any) -> Any:
+            return self.algorithm.join(w0, batch, client_key(root, JOIN_ROUND, batch.client))
+
+        ids = self.engine.clients_of(data)
+        clients, hellos = self.engine.map(join, data, ids, None, where=(0, "join"))
+        server = self.algorithm.init(w0, hellos)
+        none = {name: jnp.full(ids.shape, jnp.nan, jnp.float64) for name in self.algorithm.notes}
+        state = State(server, clients, none)
+        row = self.measure_stage(state, data)
+        row |= {name: jnp.asarray(jnp.nan) for name in self._row_names(state, data, root) if name not in row}
+        recent = {
+            name: jnp.full(self.stop.window, jnp.nan, jnp.float64).at[-1].set(row.get(name, 0.0))
+            for name in self.stop.reads
+        }
+        halt = jnp.where(jnp.isfinite(row["objective"]), jnp.where(self.stop.fired(recent), STOPPED, GOING), NONFINITE)
+        carry = Carry(state, jnp.asarray(0), recent, halt, jnp.asarray(-1))
+        return jax.tree.map(lambda a: lax.convert_element_type(a, a.dtype), carry), hellos, row  # no weak types
+
+    def _row_names(self, state: State, data: Any, root: Any) -> list[str]:
+        """The columns a round adds: from notes and from Info."""
+        cohort = Cohort(None, jnp.ones(jax.tree.leaves(state.clients)[0].shape[0], bool))
+
+        def info_of(state: State) -> Any:
+            _, uploads, _ = self.client_stage(state.server, state.clients, data, cohort, jnp.asarray(0), root)
+            return self.algorithm.server_step(state.server, uploads, cohort)[1]
+
+        info = jax.eval_shape(info_of, state) if self.engine.compiled else info_of(state)
+        return [*self.algorithm.notes, *info._fields]
+
+    def block(
+        self, carry: Carry, data: Any, cohorts: Cohort, steps: Any, elapsed: Any, root: Any
+    ) -> tuple[Carry, dict[str, Any]]:
+        """Up to `steps` rounds; `cohorts` is stacked over the block. Returns the carry and the block's rows."""
+        length = cohorts.mask.shape[0]
+        first = carry.round
+        blank = {name: jnp.full(length, jnp.nan, jnp.float64) for name in self._columns(carry, data, root)}
+
+        def going(loop: tuple[Carry, dict[str, Any]]) -> Any:
+            return (loop[0].round - first < steps) & (loop[0].halt == GOING)
+
+        def body(loop: tuple[Carry, dict[str, Any]]) -> tuple[Carry, dict[str, Any]]:
+            carry, rows = loop
+            new, row = self._round(carry, data, jax.tree.map(lambda a: a[carry.round - first], cohorts), elapsed, root)
+            place = jnp.where(new.halt == NONFINITE, length, carry.round - first)
+            return new, {name: rows[name].at[place].set(row[name], mode="drop") for name in rows}
+
+        return self._while(going, body, (carry, blank))
+
+    def _columns(self, carry: Carry, data: Any, root: Any) -> list[str]:
+        measured = (
+            jax.eval_shape(self.measure_stage, carry.state, data)
+            if self.engine.compiled
+            else self.measure_stage(carry.state, data)
+        )
+        return [*measured, *self._row_names(carry.state, data, root)]
+
+    def _round(
+        self, carry: Carry, data: Any, cohort: Cohort, elapsed: Any, root: Any
+    ) -> tuple[Carry, dict[str, Any]]:
+        old, t = carry.state, carry.round
+        clients, uploads, notes = self._steps(old.server, old.clients, data, cohort, t, root)
+        server, info = self._serve(old.server, uploads, cohort)
+        last = cohort.put(old.notes, {name: getattr(notes, name) for name in self.algorithm.notes})
+        new = State(server, cohort.put(old.clients, clients), last)
+
+        last_view = notes._replace(**last) if self.algorithm.notes else notes
+        row = self._notes_row(notes, last_view, cohort)
+        row |= {name: jnp.asarray(value, jnp.float64) for name, value in info._asdict().items()}
+        row |= self._measured(new, data, t + 1)
+
+        sound = _finite_rows(uploads) | ~cohort.mask
+        fine = jnp.all(sound) & _finite(server)
+        if self.evaluate_every == 1:
+            fine = fine & jnp.isfinite(row["objective"])
+        measured = row | {"round": t + 1.0, "seconds": elapsed}
+        recent = {name: jnp.roll(carry.recent[name], -1).at[-1].set(measured[name]) for name in self.stop.reads}
+        if self.evaluate_every > 1:
+            keep = (t + 1) % self.evaluate_every == 0
+            recent = jax.tree.map(lambda a, b: jnp.where(keep, a, b), recent, carry.recent)
+        halt = jnp.where(fine, jnp.where(self.stop.fired(recent), STOPPED, GOING), NONFINITE)
+        slot = jnp.where(jnp.all(sound), -1, jnp.argmin(sound))
+        position = jnp.where(slot >= 0, cohort.positions[slot], -1)
+        kept = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, old)
+        return Carry(kept, jnp.where(fine, t + 1, t), recent, halt, position), row
+
+    def _measured(self, state: State, data: Any, t: Any) -> dict[str, Any]:
+        if self.evaluate_every == 1:
+            return self._measure(state, data, t)
+        if self.timing or not self.engine.compiled:
+            if int(t) % self.evaluate_every == 0:
+                return self._measure(state, data, t)
+            return {name: jnp.asarray(jnp.nan) for name in jax.eval_shape(self.measure_stage, state, data)}
+        blank = lambda *_: jax.tree.map(
+            lambda s: jnp.full(s.shape, jnp.nan), jax.eval_shape(self.measure_stage, state, data)
+        )
+        return lax.cond(t % self.evaluate_every == 0, self.measure_stage, blank, state, data, t)
+
+    def compiled(self, trials: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """`start` and `block`, compiled where the engine compiles, over a leading axis of trials if asked."""
+        if not self.engine.compiled:
+            return self.start, self.block
+        if self.timing:
+            return jax.jit(self.start), self.block
+        if trials:
+            return (
+                jax.jit(jax.vmap(self.start, in_axes=(None, 0, 0))),
+                jax.jit(jax.vmap(self.block, in_axes=(0, 0, 0, None, None, 0))),
+            )
+        return jax.jit(self.start), jax.jit(self.block)
+
+
+class Drawn(NamedTuple):
+    """A block's cohorts in the layout's terms, and who they are in the user's."""
+
+    cohorts: Cohort
+    participants: np.ndarray
+
+
+def draw(
+    participation: Any, seed: int, first: int, steps: int, length: int, order: np.ndarray, capacities: Any
+) -> Drawn:
+    """The cohorts of rounds first … first+steps−1 as slots and masks of fixed shape (`length` rounds)."""
+    clients = len(order)
+    position = np.empty(clients, dtype=np.int32)
+    position[order] = np.arange(clients, dtype=np.int32)
+    selected = [np.sort(position[participation.select(seed, first + i, clients)]) for i in range(steps)]
+    participants = np.array([len(s) for s in selected])
+    if capacities is not None:
+        starts = np.array([lo for lo, _ in capacities.bounds])
+        counts = [np.bincount(np.searchsorted(starts, s, side="right") - 1, minlength=len(starts)) for s in selected]
+        if all(np.all(c <= capacities.sizes) for c in counts):
+            return Drawn(_tight(selected, counts, length, capacities), participants)
+    mask = np.zeros((length, clients), dtype=bool)
+    for i, s in enumerate(selected):
+        mask[i, s] = True
+    return Drawn(Cohort(None, mask), participants)
+
+
+def _tight(selected: list[np.ndarray], counts: list[np.ndarray], length: int, capacities: Any) -> Cohort:
+    slots, mask = [], []
+    begins = [np.concatenate([[0], np.cumsum(count)]) for count in counts]
+    for b, ((lo, _), size) in enumerate(zip(capacities.bounds, capacities.sizes, strict=True)):
+        slots.append(np.full((length, size), lo, dtype=np.int32))
+        mask.append(np.zeros((length, size), dtype=bool))
+        for i, chosen in enumerate(selected):
+            mine = chosen[begins[i][b] : begins[i][b + 1]]
+            slots[b][i, : len(mine)] = mine
+            mask[b][i, : len(mine)] = True
+    return Cohort(tuple(slots), np.concatenate(mask, axis=1))

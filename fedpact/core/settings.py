@@ -1,0 +1,51 @@
+"""Settings are frozen dataclasses: what TOML, `show` and a checkpoint see. `build` checks them and binds the bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from fedpact.core.contract import Algorithm
+from fedpact.core.errors import unknown
+
+
+class Settings:
+    """Base of every algorithm's settings: a name, named presets, and a way to and from plain dicts."""
+
+    name: ClassVar[str]
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
+        """The bundle of pure functions for m clients and participation rate ρ."""
+        raise NotImplementedError
+
+    @classmethod
+    def preset(cls, preset: str, **changes: Any) -> Self:
+        """A named choice of settings (see `fedpact show NAME`), with changes of your own."""
+        if preset not in cls.presets:
+            raise unknown(f"{cls.name} preset", preset, cls.presets)
+        return cls.from_dict({**cls.presets[preset], **changes})
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Settings from a plain dict; an unknown key is an error with the nearest name."""
+        known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        for key in values:
+            if key not in known:
+                raise unknown(f"setting of {cls.name}", key, known)
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as a plain dict."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    @property
+    def label(self) -> str:
+        """The name with the settings that differ from the defaults: what plots and tables call a run."""
+        changed = [
+            f"{f.name}={getattr(self, f.name)}"
+            for f in dataclasses.fields(self)  # type: ignore[arg-type]
+            if getattr(self, f.name) != f.default
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})" if changed else type(self).__name__

@@ -1,0 +1,164 @@
+"""When a run ends. Rules combine with `|` (any) and `&` (all).
+
+A rule looks at the last `window` measured rounds: `recent[name]` is an array, newest last, NaN where nothing was
+measured yet. Rules are arithmetic only, so that the same rule runs inside a compiled block of rounds and on the host.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedpact.core.errors import is_number, require, require_positive_int
+
+
+class Outcome(enum.Enum):
+    """Why a run ended; the value is the sentence shown."""
+
+    STOPPED = "the stop rule was met"
+    ROUNDS = "all rounds were run"
+    NONFINITE = "a number was not finite; the last good state is kept"
+    INTERRUPTED = "interrupted; what is done is kept"
+
+
+class Rule:
+    """Base of the stop rules: `fired(recent)`, how far back it looks, and which columns it reads."""
+
+    window: int = 1
+    reads: tuple[str, ...] = ()
+
+    def fired(self, recent: Mapping[str, Any]) -> Any:
+        """Whether the run should end, from the recent rounds."""
+        raise NotImplementedError
+
+    def __or__(self, other: Rule) -> Rule:
+        return AnyOf((self, other))
+
+    def __and__(self, other: Rule) -> Rule:
+        return AllOf((self, other))
+
+
+class _Combined(Rule):
+    def __init__(self, rules: tuple[Rule, ...]) -> None:
+        self.rules = rules
+        self.window = max(rule.window for rule in rules)
+        self.reads = tuple(dict.fromkeys(name for rule in rules for name in rule.reads))
+
+    def _each(self, recent: Mapping[str, Any]) -> list[Any]:
+        return [rule.fired({k: v[len(v) - rule.window :] for k, v in recent.items()}) for rule in self.rules]
+
+
+class AnyOf(_Combined):
+    """Ends when any of its rules does."""
+
+    def fired(self, recent: Mapping[str, Any]) -> Any:
+        """Any."""
+        return jnp.any(jnp.stack([jnp.asarray(f) for f in self._each(recent)]))
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.rules))
+
+
+class AllOf(_Combined):
+    """Ends when all of its rules agree in the same round."""
+
+    def fired(self, recent: Mapping[str, Any]) -> Any:
+        """All."""
+        return jnp.all(jnp.stack([jnp.asarray(f) for f in self._each(recent)]))
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({rule!r})" for rule in self.rules)
+
+
+@dataclass(frozen=True)
+class Rounds(Rule):
+    """Ends after a number of rounds."""
+
+    rounds: int
+    reads = ("round",)
+
+    def __post_init__(self) -> None:
+        require_positive_int("rounds", self.rounds)
+
+    def fired(self, recent: Mapping[str, Any]) -> Any:
+        """round ≥ rounds."""
+        return recent["round"][-1] >= self.rounds
+
+
+@dataclass(frozen=True)
+class Target(Rule):
+    """Ends when a column of the history is at most (or, with `above=True`, at least) a value."""
+
+    column: str
+    value: float
+    above: bool = False
+
+    def __post_init__(self) -> None:
+        require(is_number(self.value), "target", "a number", self.value)
+
+    @property
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The column it watches."""
+        return (self.column,)
+
+    def fired(self, recent: Mapping[str, Any]) -> Any:
+        """column ≤ value, or ≥ with `above`."""
+        last = recent[self.column][-1]
+        return last >= self.value if self.above else last <= self.value
+
+
+@dataclass(frozen=True)
+class GradientNorm(Rule):
+    """Ends when ‖∇f‖² < tolerance, f being the mean over the clients."""
+
+    tolerance: float = 1e-6
+    reads = ("gradient",)
+
+    def __post_init__(self) -> None:
+        require(is_number(self.tolerance) and self.tolerance > 0, "tolerance", "a number above 0", self.tolerance)
+
+    def fired(self, recent: Mapping[str, Any]) -> Any:
+        """‖∇f‖² < tolerance."""
+        return recent["gradient"][-1] < self.tolerance
+
+
+@dataclass(frozen=True)
+class Variance(Rule):
+    """Ends when the sample variance of the last `window` objectives is at most tolerance/(1+|f|)."""
+
+    tolerance: float
+    window: int = 4
+    reads = ("objective",)
+
+    def __post_init__(self) -> None:
+        require(is_number(self.tolerance) and self.tolerance > 0, "tolerance", "a number above 0", self.tolerance)
+        require(isinstance(self.window, int) and self.window >= 2, "window", "an integer of at least 2", self.window)
+
+    def fired(self, recent: Mapping[str, Any]) -> Any:
+        """var ≤ tolerance/(1+|f|); false until the window is full (NaN compares false)."""
+        f = recent["objective"]
+        return jnp.var(f, ddof=1) <= self.tolerance / (1 + jnp.abs(f[-1]))
+
+
+@dataclass(frozen=True)
+class Seconds(Rule):
+    """Ends after a time; looked at between compiled blocks of rounds, so it can overrun by one block."""
+
+    seconds: float
+    reads = ("seconds",)
+
+    def __post_init__(self) -> None:
+        require(is_number(self.seconds) and self.seconds > 0, "seconds", "a number above 0", self.seconds)
+
+    def fired(self, recent: Mapping[str, Any]) -> Any:
+        """elapsed ≥ seconds."""
+        return recent["seconds"][-1] >= self.seconds
+
+
+def any_of(*rules: Rule) -> Rule:
+    """The rules joined by `|`; one rule is itself."""
+    return rules[0] if len(rules) == 1 else AnyOf(tuple(rules))

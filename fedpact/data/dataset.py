@@ -1,0 +1,169 @@
+"""Rows and labels in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedpact.core.errors import DataError, require, unknown
+from fedpact.data.schema import Column, Schema
+
+if TYPE_CHECKING:
+    from fedpact.data.federation import Federation
+
+__all__ = ["Column", "Dataset", "Schema"]
+
+SCALES = ("standard", "norm", "none")
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Features x (N, n), targets y (N,), and how they were read.
+
+    y holds class codes 0..K−1, or the regression target. `raw` maps column names to their values before coding,
+    features or not, so that a federation can be split by any of them.
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    schema: Schema
+    raw: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        where = f"of dataset {self.name!r}"
+        names = [column.name for column in self.schema.columns]
+        x, y = as_numbers(self.x, f"x {where}", names).view(), as_numbers(self.y, f"y {where}").view()
+        if x.ndim != 2 or x.shape[1] != len(names):
+            raise DataError(f"x {where} must be of shape (rows, {len(names)}), got {x.shape}.")
+        if y.shape != x.shape[:1]:
+            raise DataError(f"y {where} must be one number per row, shape ({len(x)},), got {y.shape}.")
+        if len(x) == 0:
+            raise DataError(f"dataset {self.name!r} must be of at least one row, got none.")
+        require_finite(x, f"x {where}", names)
+        require_finite(y, f"y {where}")
+        count = len(self.schema.classes)
+        bad = np.flatnonzero((y != np.floor(y)) | (y < 0) | (y >= count))
+        if count and bad.size:
+            text = f"y {where} must be class codes 0..{count - 1}, got {y[bad[0]]:g} at row {bad[0]}."
+            raise DataError(f"{text} np.unique(y, return_inverse=True) gives names and codes.")
+        for column, values in self.raw.items():
+            if len(values) != len(x):
+                raise DataError(f"raw[{column!r}] {where} must be one value per row ({len(x)}), got {len(values)}.")
+        for name, array in (("x", x), ("y", y)):
+            array.flags.writeable = False  # the digest is computed once
+            object.__setattr__(self, name, array)
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return len(self.x)
+
+    @property
+    def features(self) -> int:
+        """n."""
+        return self.x.shape[1]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes y = 0, 1, …; empty for regression."""
+        return self.schema.classes
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of x and y with their shape, whatever the dataset's name."""
+        text = sha256(repr(self.x.shape).encode())
+        for array in (self.x, self.y):
+            text.update(array.astype("<f8").tobytes())
+        return text.hexdigest()
+
+    def take(self, rows: Any) -> Dataset:
+        """The dataset of these rows only: indices, or one boolean per row."""
+        index = np.asarray(rows)
+        if index.dtype == bool:
+            require(index.shape == (self.rows,), "rows", f"one boolean per row ({self.rows})", index.shape)
+            index = np.flatnonzero(index)
+        index = require_rows(index, self.rows, "rows")
+        return Dataset(self.name, self.x[index], self.y[index], self.schema, {k: v[index] for k, v in self.raw.items()})
+
+    def split(
+        self, clients: int | None = None, how: str = "iid", seed: int = 0, holdout: float = 0.0, **options: Any
+    ) -> Federation:
+        """Deal the rows to clients; `how` is one of the functions of `fedpact.data.partition`, `options` its own.
+
+        iid; cuts; sizes (sizes=); shards (shards=2); dirichlet (alpha=, least=1); column (column=).
+        `holdout` is the fraction of each client's rows that is set aside for testing.
+        """
+        from fedpact.data.federation import split  # a federation holds a dataset: the import runs the other way
+
+        return split(self, clients, how, seed, holdout, options)
+
+
+def as_numbers(values: Any, what: str, names: Sequence[str] = ()) -> np.ndarray:
+    """The values as doubles; text and other objects raise `DataError`, which names the row and the column."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise DataError(f"{what} must be an array of numbers, got rows of different lengths.") from None
+    if array.dtype.kind in "biuf":
+        return array.astype(np.float64, copy=False)
+    array = np.asarray(values, dtype=object)
+    for index, cell in np.ndenumerate(array):
+        if not isinstance(cell, bool | int | float | np.bool_ | np.integer | np.floating):
+            named = len(index) == 2 and index[1] < len(names)
+            place = f" at row {index[0]}" if index else ""
+            place += f", column {names[index[1]]!r}" if named else "".join(f", column {j}" for j in index[1:])
+            raise DataError(f"{what} must be numbers, got {cell!r}{place}. Code it as a number or leave it out.")
+    return array.astype(np.float64)
+
+
+def require_finite(values: np.ndarray, what: str, names: Sequence[str] = ()) -> None:
+    """Raise `DataError` at the first cell that is not a finite number, naming its row and, with `names`, its column."""
+    bad = np.argwhere(~np.isfinite(values))
+    if len(bad):
+        place = f"row {bad[0][0]}" + (f", column {names[bad[0][1]]!r}" if names else "")
+        raise DataError(f"{what} must be finite, got {values[tuple(bad[0])]} at {place}. Fill it or remove the row.")
+
+
+def require_rows(index: Any, rows: int, name: str) -> np.ndarray:
+    """The indices as 64-bit integers, if each is a row number from 0 to rows − 1."""
+    array = np.asarray(index)
+    whole = array.ndim == 1 and (array.dtype.kind in "iu" or array.size == 0)
+    require(whole, name, "a list of row numbers", index)
+    outside = array[(array < 0) | (array >= rows)]
+    require(outside.size == 0, name, f"row numbers from 0 to {rows - 1}", outside[:1].tolist())
+    return array.astype(np.int64)
+
+
+def scaled_dataset(
+    name: str,
+    columns: Sequence[Column],
+    coded: np.ndarray,
+    y: np.ndarray,
+    *,
+    scale: str,
+    target: str,
+    classes: Sequence[str],
+    raw: Mapping[str, np.ndarray],
+) -> Dataset:
+    """The dataset of coded cells after scaling: to mean 0 and variance 1, to 2-norm 1, or not at all.
+
+    A column that this would divide by 0 (constant, or all zeros) is divided by 1.
+    """
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    require_finite(coded, f"x of dataset {name!r}", [column.name for column in columns])
+    shift, divisor = np.zeros(coded.shape[1]), np.ones(coded.shape[1])
+    if scale == "standard" and len(coded):
+        varies = np.ptp(coded, axis=0) > 0  # rounding leaves a constant column a tiny deviation
+        shift, divisor = coded.mean(axis=0), np.where(varies, coded.std(axis=0), 1.0)
+    if scale == "norm":
+        norm = np.linalg.norm(coded, axis=0)
+        divisor = np.where(norm > 0, norm, 1.0)
+    schema = Schema(tuple(columns), tuple(divisor.tolist()), tuple(shift.tolist()), target, tuple(classes))
+    return Dataset(name, schema.scaled(coded), y, schema, raw)

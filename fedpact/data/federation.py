@@ -1,0 +1,172 @@
+"""A dataset and who holds which of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from fedpact.core.errors import DataError, is_number, require, unknown
+from fedpact.data import partition
+from fedpact.data.dataset import Dataset, require_rows
+from fedpact.data.tables import from_arrays
+
+# What a random number is for: the second word of every seed in fedpact.data.
+PARTITION, HOLDOUT = 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A dataset and, per client, the indices of its training rows and of the rows set aside for testing.
+
+    Without `held_out` nothing is set aside; without `names` clients are called "0", "1", ….
+    """
+
+    dataset: Dataset
+    rows: tuple[np.ndarray, ...]
+    held_out: tuple[np.ndarray, ...] = ()
+    names: tuple[str, ...] = ()
+    description: str = "given rows"
+
+    def __post_init__(self) -> None:
+        m = len(self.rows)
+        require(m >= 1, "rows", "one index array per client, at least one", m)
+        names = tuple(map(str, self.names)) or tuple(map(str, range(m)))
+        held_out = tuple(self.held_out) or (np.empty(0, np.int64),) * m
+        require(len(names) == m, "names", f"one per client ({m})", len(names))
+        require(len(set(names)) == m, "names", "distinct", names)
+        require(len(held_out) == m, "held_out", f"one index array per client ({m})", len(held_out))
+        for name, rows in zip(names, self.rows, strict=True):
+            if len(rows) == 0:
+                raise DataError(f"client {name!r} must be given at least one row, got none. Remove it or give it rows.")
+        object.__setattr__(self, "names", names)
+        for field, parts in (("rows", self.rows), ("held_out", held_out)):
+            checked = [
+                require_rows(part, self.dataset.rows, f"{field} of client {name!r}")
+                for name, part in zip(names, parts, strict=True)
+            ]
+            for array in checked:
+                array.flags.writeable = False  # the digest is computed once
+            object.__setattr__(self, field, tuple(checked))
+
+    @property
+    def clients(self) -> int:
+        """m."""
+        return len(self.rows)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """d_i: the number of training rows of each client."""
+        return np.array([len(rows) for rows in self.rows])
+
+    @property
+    def features(self) -> int:
+        """n."""
+        return self.dataset.features
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the dataset's digest and everyone's rows, training and held out."""
+        text = sha256(self.dataset.digest.encode())
+        for parts in (self.rows, self.held_out):
+            for part in parts:
+                text.update(f"{len(part)}:".encode())
+                text.update(part.astype("<i8").tobytes())
+        return text.hexdigest()
+
+    def client(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Training rows (x, y) of client i."""
+        return self._part(self.rows, i)
+
+    def test(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Held-out rows (x, y) of client i; of length 0 when nothing was set aside."""
+        return self._part(self.held_out, i)
+
+    def _part(self, parts: tuple[np.ndarray, ...], i: int) -> tuple[np.ndarray, np.ndarray]:
+        ok = isinstance(i, int | np.integer) and 0 <= i < self.clients
+        require(ok, "client", f"a number from 0 to {self.clients - 1}", i, symbol="i")
+        return self.dataset.x[parts[i]], self.dataset.y[parts[i]]
+
+    @staticmethod
+    def from_arrays(
+        clients: Sequence[tuple[Any, Any]],
+        names: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
+        feature_names: Sequence[str] | None = None,
+    ) -> Federation:
+        """A federation of your own arrays, one (x, y) per client, as they are. `classes` as in `data.from_arrays`."""
+        pairs = len(clients) >= 1 and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in clients)
+        require(pairs, "clients", "a list of pairs (x, y), at least one", clients)
+        names = [str(name) for name in names] if names is not None else [str(i) for i in range(len(clients))]
+        require(len(names) == len(clients), "names", f"one per client ({len(clients)})", len(names))
+        # Each client's arrays are checked on their own, so that an error names the client and its own row.
+        own = [
+            from_arrays(x, y, feature_names, () if classes is None else classes, name=f"client {name}")
+            for name, (x, y) in zip(names, clients, strict=True)
+        ]
+        for data in own:
+            if data.features != own[0].features:
+                text = f"x of {data.name!r} must be of {own[0].features} columns, as those of {own[0].name!r} are"
+                raise DataError(f"{text}, got {data.features}. Give every client the same columns.")
+        x, y = np.concatenate([data.x for data in own]), np.concatenate([data.y for data in own])
+        rows = np.split(np.arange(len(x)), np.cumsum([data.rows for data in own])[:-1])
+        dataset = from_arrays(x, y, feature_names, classes)
+        return Federation(dataset, tuple(rows), (), tuple(names), f"given arrays, {len(own)} clients")
+
+
+def split(
+    dataset: Dataset, clients: int | None, how: str, seed: int, holdout: float, options: Mapping[str, Any]
+) -> Federation:
+    """The federation behind `Dataset.split`."""
+    if how not in partition.SPLITS:
+        raise unknown("how", how, partition.SPLITS)
+    for option in options:
+        if option not in partition.SPLITS[how]:
+            raise unknown(f"option of the split {how!r}", option, partition.SPLITS[how])
+    m = int(clients) if isinstance(clients, np.integer) else clients
+    seed = int(seed) if isinstance(seed, np.integer) else seed
+    whole = isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0
+    require(whole, "seed", "an integer of at least 0", seed)
+    require(is_number(holdout) and 0 <= holdout < 1, "holdout", "a fraction in [0, 1)", holdout)
+
+    names, rows = _deal(dataset, m, how, np.random.default_rng([seed, PARTITION]), dict(options))
+    kept, held_out = zip(*(_set_aside(part, holdout, seed, i) for i, part in enumerate(rows)), strict=True)
+    shown = ", ".join(f"{k}={v}" for k, v in options.items() if k != "sizes")
+    text = f"{how}{f' ({shown})' if shown else ''}, {len(rows)} clients, seed {seed}"
+    return Federation(dataset, kept, held_out, names, text + (f", holdout {holdout}" if holdout else ""))
+
+
+def _deal(
+    dataset: Dataset, m: int | None, how: str, rng: np.random.Generator, options: dict[str, Any]
+) -> tuple[tuple[str, ...], list[np.ndarray]]:
+    if how in ("sizes", "column"):
+        names: list[str] = []
+        if how == "sizes":
+            rows = partition.sizes(rng, dataset.rows, options.get("sizes"))
+        else:
+            name = options.get("column", "")
+            if name not in dataset.raw:
+                raise unknown(f"column of dataset {dataset.name!r}", name, dataset.raw)
+            rows, names = partition.column(name, dataset.raw[name])
+        hint = "Leave clients out."
+        require(m in (None, len(rows)), "clients", f"{len(rows)}, as {how} says, or left out", m, symbol="m", hint=hint)
+        return tuple(names), rows
+    hint = "Choose another split, or load the target as classes."
+    require(how != "dirichlet" or dataset.classes, "how", "a split that needs no classes", how, hint=hint)
+    labelled = how in ("shards", "dirichlet")
+    if how == "dirichlet":
+        options.setdefault("alpha", None)
+    return (), getattr(partition, how)(rng, dataset.y if labelled else dataset.rows, m, **options)
+
+
+def _set_aside(rows: np.ndarray, fraction: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
+    count = min(round(fraction * len(rows)), len(rows) - 1)
+    if count == 0:
+        return rows, rows[:0]
+    aside = np.zeros(len(rows), dtype=bool)
+    aside[np.random.default_rng([seed, HOLDOUT, client]).permutation(len(rows))[:count]] = True
+    return rows[~aside], rows[aside]

@@ -1,0 +1,35 @@
+"""Generated data of known origin."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedpact.core.errors import is_number, require, require_positive_int, unknown
+from fedpact.data.dataset import Dataset
+from fedpact.data.tables import from_arrays
+
+KINDS = ("logistic", "least_squares")
+SYNTHETIC = 3  # what the random numbers are for, next to PARTITION and HOLDOUT in federation.py
+
+
+def synthetic(
+    kind: str = "logistic", rows: int = 1000, features: int = 10, seed: int = 0, noise: float = 0.5
+) -> Dataset:
+    """Normal features and a linear rule with noise: `rows`, `features`, kind "logistic" or "least_squares".
+
+    A ~ N(0, I), ‖w‖ = 1, b = Aw + noise·e with e ~ N(0, I). "least_squares" has y = b; "logistic" has y = 1 where b is
+    above its median, so that both classes are there. The larger rows / features, the better the conditioning.
+    """
+    if kind not in KINDS:
+        raise unknown("kind", kind, KINDS)
+    require_positive_int("rows", rows, symbol="d")
+    require(rows >= 2, "rows", "at least 2", rows, symbol="d")
+    require_positive_int("features", features, symbol="n")
+    require(is_number(noise) and 0 <= noise < np.inf, "noise", "a finite number of at least 0", noise)
+    require(isinstance(seed, int) and seed >= 0, "seed", "an integer of at least 0", seed)
+    rng = np.random.default_rng([seed, SYNTHETIC])
+    a, w, e = rng.standard_normal((rows, features)), rng.standard_normal(features), rng.standard_normal(rows)
+    b = a @ (w / np.linalg.norm(w)) + noise * e
+    if kind == "least_squares":
+        return from_arrays(a, b, classes=(), name="synthetic least_squares")
+    return from_arrays(a, b > np.median(b), classes=("0", "1"), name="synthetic logistic")

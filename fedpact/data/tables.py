@@ -1,0 +1,160 @@
+"""Your own data: CSV files and arrays."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedpact.core.errors import DataError, require, unknown
+from fedpact.data.dataset import Dataset, as_numbers, scaled_dataset
+from fedpact.data.schema import Column, code_rows, line_of
+
+TASKS = ("auto", "classification", "regression")
+MOST_CLASSES = 20  # with task="auto", numbers with more distinct values are a regression target
+
+
+def read_rows(path: str | os.PathLike[str]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a CSV file (UTF-8, commas), cells stripped of blanks; the file must be a full table."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, skipinitialspace=True, strict=True)
+            table = [[cell.strip(" \t") for cell in row] for row in reader]
+    except FileNotFoundError:
+        raise DataError(f"path must be a CSV file, got {str(path)!r}, which does not exist.") from None
+    except UnicodeDecodeError as error:
+        text = f"{path} must be UTF-8 text, got byte 0x{error.object[error.start]:02x}. Save it as UTF-8."
+        raise DataError(text) from None
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}, must be a row of a CSV file: {error}. Correct it.") from None
+    except OSError as error:
+        raise DataError(f"path must be a CSV file that can be read, got {str(path)!r}: {error.strerror}.") from None
+    while table and not any(table[-1]):
+        table.pop()
+    if not table:
+        raise DataError(f"{path} must be a header line and rows, got an empty file.")
+    header, rows = table[0], table[1:]
+    _check_table(str(path), header, rows)
+    return header, rows
+
+
+def _check_table(path: str, header: list[str], rows: list[list[str]]) -> None:
+    if len(header) == 1 and (";" in header[0] or "\t" in header[0]):
+        raise DataError(f"{path} must be separated by commas, got the header {header[0]!r}. Export it with commas.")
+    if "" in header:
+        raise DataError(
+            f"header of {path} must be a name for every column, got none for column {header.index('') + 1}."
+        )
+    twice = next((name for name in header if header.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"header of {path} must be distinct names, got {twice!r} twice. Rename one of them.")
+    if not rows:
+        raise DataError(f"{path} must be a header line and rows, got no rows.")
+    for i, row in enumerate(rows):
+        if len(row) != len(header):
+            text = (
+                f"{path}, line {line_of(header, rows, i)}, must be {len(header)} cells like the header, got {len(row)}."
+            )
+            raise DataError(f"{text} Correct the line.")
+
+
+def from_csv(
+    path: str | os.PathLike[str],
+    target: str,
+    drop: str | Sequence[str] = (),
+    categorical: str | Sequence[str] = (),
+    scale: str = "standard",
+    task: str = "auto",
+) -> Dataset:
+    """A dataset from a CSV file with a header line.
+
+    Every column but `target` and those in `drop` is a feature: a number, or, if listed in `categorical`, a category
+    coded 0, 1, … in alphabetical order. `scale` is "standard" (mean 0, variance 1), "norm" (2-norm 1) or "none".
+    Under task="auto" a target of numbers with more than 20 distinct values is a regression target, anything else is
+    classes, sorted (numbers by value). Dropped columns remain usable in `split(how="column", column=…)`.
+    """
+    header, rows = read_rows(path)
+    drop, categorical = (list([v] if isinstance(v, str) else v) for v in (drop, categorical))
+    for argument, names in (("target", [target]), ("drop", drop), ("categorical", categorical)):
+        for name in names:
+            if name not in header:
+                raise unknown(argument, name, header)
+    require(target not in drop, "drop", "columns other than the target", drop)
+    hint = 'task="classification" makes classes of it.'
+    require(target not in categorical, "categorical", "columns other than the target", categorical, hint=hint)
+    if task not in TASKS:
+        raise unknown("task", task, TASKS)
+
+    columns = []
+    cells = dict(zip(header, zip(*rows, strict=True), strict=True))
+    for name in header:
+        if name in categorical and name not in drop:
+            columns.append(Column(name, "category", tuple(sorted(set(cells[name]) - {""}))))
+        elif name != target and name not in drop:
+            columns.append(Column(name, "number"))
+    require(columns, "drop", "fewer columns, so that a feature is left", drop)
+    hint = "Add the column to `categorical` to code its values, or to `drop` to leave it out."
+    coded = code_rows(columns, header, rows, str(path), hint)
+    y, classes = _target(target, header, rows, task, str(path))
+    numbers = {column.name: coded[:, j] for j, column in enumerate(columns) if column.kind == "number"}
+    raw = {name: numbers[name] if name in numbers else np.array(cells[name], dtype=object) for name in header}
+    name = Path(path).stem
+    return scaled_dataset(name, columns, coded, y, scale=scale, target=target, classes=classes, raw=raw)
+
+
+def _target(
+    target: str, header: list[str], rows: list[list[str]], task: str, path: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    cells = [row[header.index(target)] for row in rows]
+    column = Column(target, "number")
+    values = column.code(cells)
+    number = np.isfinite(values)
+    # Text beside numbers is more often a missing value than a class: only task="classification" takes both.
+    labels = task == "classification" or (task == "auto" and not number.any())
+    bad = [i for i, cell in enumerate(cells) if cell == "" or not (labels or number[i])]
+    if bad:
+        hint = 'Correct it; task="classification" reads every value as a class.'
+        raise column.refusal(cells[bad[0]], f"{path}, line {line_of(header, rows, bad[0])}", hint)
+    if task == "regression" or (not labels and len(np.unique(values)) > MOST_CLASSES):
+        return values, ()
+    keys = values if number.all() else np.array(cells)
+    found, first, y = np.unique(keys, return_index=True, return_inverse=True)
+    if len(found) < 2:
+        raise DataError(f"target {target!r} of {path} must be of at least two classes, got only {cells[0]!r}.")
+    return y.astype(np.float64), tuple(cells[i] for i in first)
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    feature_names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    name: str = "arrays",
+    scale: str = "none",
+) -> Dataset:
+    """A dataset from arrays: x (rows, features) and y (rows,), copied.
+
+    `classes` are the names of y = 0, 1, …, and () declares a regression target. By default y has classes "0", "1", … if
+    its values are exactly 0..K−1 for a K from 2 to 20. y itself is never recoded.
+    """
+    given = [] if feature_names is None else [str(feature) for feature in feature_names]
+    table = np.array(as_numbers(x, f"x of dataset {name!r}", given))
+    if table.ndim != 2:
+        raise DataError(f"x of dataset {name!r} must be of shape (rows, features), got {table.shape}.")
+    y = np.array(as_numbers(y, f"y of dataset {name!r}"))
+    n = table.shape[1]
+    names = [f"x{j}" for j in range(n)] if feature_names is None else given
+    require(len(names) == n, "feature_names", f"one per column ({n})", len(names))
+    if classes is None:
+        found = np.unique(y)
+        coded = 2 <= len(found) <= MOST_CLASSES and np.array_equal(found, np.arange(len(found)))
+        classes = [str(k) for k in range(len(found))] if coded else []
+    columns = [Column(name, "number") for name in names]
+    target = "y" if "y" not in names else "target"
+    raw = {target: y, **{feature: table[:, j] for j, feature in enumerate(names)}}
+    classes = [str(c) for c in classes]
+    return scaled_dataset(name, columns, table, y, scale=scale, target=target, classes=classes, raw=raw)

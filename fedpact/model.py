@@ -1,0 +1,89 @@
+"""A trained model: its parameters, the problem they belong to, and how raw rows become features."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedpact.core.errors import CheckpointError, DataError, require
+from fedpact.core.files import make_folder, write_atomic
+from fedpact.core.vector import Vector
+from fedpact.data.dataset import Schema
+from fedpact.data.tables import read_rows
+from fedpact.problems import PROBLEMS
+
+MAGIC = b"fedpact-model 1\n"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a run leaves for use: `predict` takes features, `predict_csv` a file like the one it was trained on."""
+
+    problem: Any
+    w: Vector
+    schema: Schema | None
+
+    def predict(self, x: Any) -> np.ndarray:
+        """Probabilities of class 1 (Logistic) or values (LeastSquares) for an (N, n) array of features."""
+        x = np.asarray(x, dtype=np.float64)
+        features = self.w.tree["w"].shape[0]
+        require(x.ndim == 2 and x.shape[1] == features, "x", f"an (N, {features}) array", x.shape)
+        return np.asarray(self.problem.predict(self.w, x))
+
+    def predict_csv(self, path: str | os.PathLike[str]) -> np.ndarray:
+        """Predictions for the rows of a CSV file, coded and scaled as in training. Extra columns are ignored."""
+        if self.schema is None:
+            raise DataError("model must have been trained on named columns to read a file, got one without a schema.")
+        header, rows = read_rows(path)
+        return self.predict(self.schema.encode(header, rows, str(path)))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the model as one file, whole or not at all."""
+        path = Path(path)
+        buffer = io.BytesIO()
+        np.savez(buffer, **{name: np.asarray(a) for name, a in self.w.tree.items()}, allow_pickle=False)
+        payload = buffer.getvalue()
+        name = next(key for key, cls in PROBLEMS.items() if isinstance(self.problem, cls))
+        header = {
+            "problem": {"name": name, **dataclasses.asdict(self.problem)},
+            "schema": None if self.schema is None else self.schema.to_dict(),
+            "sha256": hashlib.sha256(payload).hexdigest(),
+        }
+        make_folder(path.parent)
+        write_atomic(path, MAGIC + json.dumps(header).encode() + b"\n" + payload)
+        return path
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Model:
+        """Read a model that `save` wrote."""
+        path = Path(path)
+        if not path.is_file():
+            raise CheckpointError(f"model must be a file that fedpact wrote, got {str(path)!r}, which is not a file.")
+        magic, _, rest = path.read_bytes().partition(b"\n")
+        line, _, payload = rest.partition(b"\n")
+        try:
+            header = json.loads(line)
+            sound = magic + b"\n" == MAGIC and hashlib.sha256(payload).hexdigest() == header["sha256"]
+        except (ValueError, KeyError, TypeError):
+            sound = False
+        if not sound:
+            raise CheckpointError(f"model must be a file that fedpact wrote, got {str(path)!r}, damaged or of another kind.")
+        settings = dict(header["problem"])
+        problem = PROBLEMS[settings.pop("name")](**settings)
+        with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
+            w = Vector({name: arrays[name] for name in arrays.files})
+        return cls(problem, w, None if header["schema"] is None else Schema.from_dict(header["schema"]))
+
+
+def as_host(w: Vector) -> Vector:
+    """Parameters as NumPy arrays."""
+    return jax.tree.map(np.asarray, w)

@@ -1,0 +1,80 @@
+"""Logistic regression with ℓ2 over two classes.
+
+    f_i(w) = (1/d_i) [ Σ_t ln(1+e^{⟨x_t,w⟩}) − b_t⟨x_t,w⟩ + (β/2)‖w‖² ]     divide=True, as the FedEPM experiments have it
+    f_i(w) = (1/d_i)   Σ_t ln(1+e^{⟨x_t,w⟩}) − b_t⟨x_t,w⟩ + (β/2)‖w‖²        divide=False
+
+An intercept, where asked for, is not penalised. r_i = (λ_max(A_iᵀA_i)/4 + β)/d_i, or λ_max/(4d_i) + β.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpact.core.contract import Batch
+from fedpact.core.errors import DataError, is_number, require
+from fedpact.core.vector import Vector
+from fedpact.problems.base import largest_eigenvalue, linear_gradient, linear_init, scores
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Two-class logistic regression; labels are 0 and 1."""
+
+    l2: float = 1e-3
+    divide: bool = True
+    intercept: bool = False
+
+    def __post_init__(self) -> None:
+        require(is_number(self.l2) and self.l2 >= 0, "l2", "a number of at least 0", self.l2, symbol="β")
+
+    def check(self, federation: Any) -> None:
+        """Labels must be two classes coded 0 and 1."""
+        classes = federation.dataset.classes
+        if len(classes) != 2:
+            got = f"{len(classes)} classes ({', '.join(classes[:5])}…)" if classes else "a numeric target"
+            raise DataError(
+                f"labels must be two classes for Logistic, got {got}. Choose two classes, or use LeastSquares."
+            )
+        labels = np.unique(federation.dataset.y)
+        if not set(labels.tolist()) <= {0.0, 1.0}:
+            raise DataError(f"labels must be coded 0 and 1 for Logistic, got {labels[:5].tolist()}.")
+
+    def init(self, features: int, dtype: Any) -> Vector:
+        """w = 0."""
+        return linear_init(features, self.intercept, dtype)
+
+    def _penalty(self, rows: Any) -> Any:
+        return self.l2 / rows if self.divide else self.l2
+
+    def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
+        """f_i(w) and ∇f_i(w)."""
+        d, z = batch.rows, scores(w, batch.x)
+        loss = jnp.sum(batch.weight * (jax.nn.softplus(z) - batch.y * z)) / d
+        value = loss + self._penalty(d) / 2 * jnp.sum(w.tree["w"] ** 2)
+        residual = batch.weight * (jax.nn.sigmoid(z) - batch.y)
+        return value, linear_gradient(w, batch, residual, 1 / d, self._penalty(d))
+
+    def gradient(self, w: Vector, batch: Batch) -> Vector:
+        """∇f_i(w)."""
+        d = batch.rows
+        residual = batch.weight * (jax.nn.sigmoid(scores(w, batch.x)) - batch.y)
+        return linear_gradient(w, batch, residual, 1 / d, self._penalty(d))
+
+    def counts(self, w: Vector, batch: Batch) -> dict[str, Any]:
+        """Rows, and rows classified right at threshold ½."""
+        right = (scores(w, batch.x) > 0) == (batch.y > 0.5)
+        return {"rows": batch.rows, "correct": jnp.sum(batch.weight * right)}
+
+    def lipschitz(self, batch: Batch) -> Any:
+        """r_i."""
+        d = batch.rows
+        return largest_eigenvalue(batch, self.intercept) / (4 * d) + self._penalty(d)
+
+    def predict(self, w: Vector, x: Any) -> Any:
+        """The probability of class 1."""
+        return jax.nn.sigmoid(scores(w, x))

@@ -1,0 +1,127 @@
+"""The report: one HTML file that says what was run, how it ended and what follows, with its plots beside it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedpact.core.errors import require
+from fedpact.report.files import write_files
+from fedpact.report.gallery import Gallery, metrics_section, plots_section
+from fedpact.report.page import document, escape
+from fedpact.report.tables import Rows, html_table
+from fedpact.report.view import RunView, labels
+
+Check = tuple[str, bool | None, str]  # the claim, whether it holds (None: not tested), and the detail
+
+_HEADINGS = {"gradient": "‖∇f‖²", "gradients": "gradient evaluations", "snr": "SNR"}
+_VERDICTS = {True: ("holds", "✓ holds"), False: ("fails", "✗ does not hold"), None: ("open", "– not tested")}
+
+
+def write_report(
+    runs: Sequence[RunView],
+    folder: str | os.PathLike[str],
+    title: str,
+    lead: str | None = None,
+    checks: Sequence[Check] | None = None,
+    figures: Mapping[str, Figure] | None = None,
+    extra_tables: Mapping[str, Rows] | None = None,
+    *,
+    minimum: float | None = None,
+) -> Path:
+    """Write folder/report.html and folder/plots/*.svg, *.png; returns the path of report.html.
+
+    `figures` are more plots by caption and `extra_tables` more tables by heading. `minimum` is the least objective, if
+    it is known; otherwise gaps are to the lowest objective that any of the runs reached. The same runs give the same
+    bytes. All files are written or none: a folder that cannot be written raises `OutputError`.
+    """
+    require(len(runs) > 0, "runs", "at least one finished run", list(runs))
+    gallery = Gallery()
+    sections = [
+        ("summary", "Summary", _summary(runs) + _extra_tables(extra_tables or {})),
+        ("checks", "Claims", _checks(checks or ())),
+        ("plots", "Plots", plots_section(gallery, runs, figures or {}, minimum)),
+        ("metrics", "Held-out data", metrics_section(gallery, runs)),
+        ("settings", "Settings", "\n".join(_settings(runs))),
+        ("environment", "Environment", _environment()),
+    ]
+    opening = (f'<p class="lead">{escape(lead)}</p>\n' if lead else "") + _notices(runs)
+    page = document(title, sections, opening)
+    return write_files(folder, {**gallery.files, "report.html": page.encode()}) / "report.html"
+
+
+def _notices(runs: Sequence[RunView]) -> str:
+    """Every notice once, with the runs that it is about."""
+    about: dict[str, list[str]] = {}
+    for label, run in zip(labels(runs), runs, strict=True):
+        for notice in dict.fromkeys(run.notices or ()):
+            about.setdefault(notice, []).append(label)
+    if not about:
+        return ""
+    items = "".join(
+        f"<li><strong>{escape('All runs' if len(runs) == len(names) > 1 else ', '.join(names))}:</strong> "
+        f"{escape(notice)}</li>\n"
+        for notice, names in about.items()
+    )
+    return f'<div class="notices" role="note"><strong>Read this first</strong>\n<ul>\n{items}</ul></div>\n'
+
+
+def _summary(runs: Sequence[RunView]) -> str:
+    names = labels(runs)
+    rows = [{"run": label, **run.summary} for label, run in zip(names, runs, strict=True)]
+    ends = [{"run": label, "why it stopped": run.outcome} for label, run in zip(names, runs, strict=True)]
+    headings = {key: _HEADINGS.get(key, key.replace("_", " ")) for row in rows for key in row}
+    return html_table(rows, headings, "Summary of all runs") + "\n" + html_table(ends, label="Why each run stopped")
+
+
+def _extra_tables(tables: Mapping[str, Rows]) -> str:
+    return "".join(f"\n<h3>{escape(name)}</h3>\n{html_table(rows, label=name)}" for name, rows in tables.items())
+
+
+def _checks(checks: Sequence[Check]) -> str:
+    if not checks:
+        return ""
+    items = []
+    for claim, holds, detail in checks:
+        kind, verdict = _VERDICTS[None if holds is None else bool(holds)]
+        more = f'<br><span class="note">{escape(detail)}</span>' if detail else ""
+        items.append(f'<li><span class="verdict {kind}">{verdict}</span><span>{escape(claim)}{more}</span></li>')
+    verdicts = [None if holds is None else bool(holds) for _, holds, _ in checks]
+    counts = ((True, "Hold"), (False, "Do not hold"), (None, "Not tested"))
+    total = ". ".join(f"{words}: {verdicts.count(kind)}" for kind, words in counts if kind in verdicts)
+    return f'<p class="note">{total}.</p>\n<ul class="checks">\n' + "\n".join(items) + "\n</ul>"
+
+
+def _settings(runs: Sequence[RunView]) -> Iterator[str]:
+    for label, run in zip(labels(runs), runs, strict=True):
+        rows = [{"setting": key, "value": value} for key, value in _flat(run.config)]
+        yield f"<details><summary>{escape(label)}</summary>\n{html_table(rows, label=f'Settings of {label}')}</details>"
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and literal values: what `--set key=value` takes, so no separators and no rounding."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            literal = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
+            yield f"{prefix}{key}", literal if isinstance(literal, str) else repr(literal)
+
+
+def _environment() -> str:
+    rows = [{"package": "python", "version": platform.python_version()}]
+    for name in ("fedpact", "jax", "jaxlib", "numpy", "scipy", "scikit-learn", "matplotlib", "ray", "flwr", "torch"):
+        try:
+            rows.append({"package": name, "version": importlib.metadata.version(name)})
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    rows.append({"package": "platform", "version": f"{platform.platform()}, {os.cpu_count()} processors"})
+    table = html_table(rows, label="Versions")
+    return f"<details><summary>Versions when this report was written</summary>\n{table}</details>"

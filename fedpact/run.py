@@ -1,0 +1,408 @@
+"""Running experiments: `run` one algorithm, `compare` several, `trials` of one with many seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedpact.core import checkpoint
+from fedpact.core.contract import check_needs
+from fedpact.core.driver import Finished, Resumed, drive
+from fedpact.core.errors import CheckpointError, OutputError, require, require_positive_int, unknown
+from fedpact.core.files import append_synced, make_folder, write_atomic, writing
+from fedpact.core.history import History
+from fedpact.core.loop import Loop
+from fedpact.core.participation import Schedule, as_participation
+from fedpact.core.settings import Settings
+from fedpact.core.stop import Outcome, Rule, Target
+from fedpact.engines import as_engine
+from fedpact.metrics import held_out
+from fedpact.model import Model, as_host
+from fedpact.problems import PROBLEMS
+from fedpact.report import Progress, curves, text_table, write_report
+
+PRECISIONS = {"double": np.float64, "single": np.float32}
+CHECKPOINT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a run's numbers. Checked when it is made."""
+
+    algorithm: Settings
+    problem: Any
+    federation: Any
+    participation: Any = 1.0
+    rounds: int = 100
+    stop: Rule | None = None
+    seed: int = 0
+    evaluate_every: int = 1
+    precision: str = "double"
+    engine: Any = "local"
+    timing: bool = False
+    source: dict[str, Any] | None = None  # where the data come from, when an experiment file says so
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.algorithm, Settings), "algorithm", "settings such as fedpact.FedEPM()", self.algorithm)
+        require_positive_int("rounds", self.rounds)
+        require_positive_int("evaluate_every", self.evaluate_every)
+        ok = isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**31
+        require(ok, "seed", "an integer from 0 to 2³¹−1", self.seed)
+        require(self.stop is None or isinstance(self.stop, Rule), "stop", "a rule of fedpact.stop", self.stop)
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
+        object.__setattr__(self, "participation", as_participation(self.participation))
+        object.__setattr__(self, "engine", as_engine(self.engine))
+        if isinstance(self.participation, Schedule):
+            longest = len(self.participation.rounds)
+            require(self.rounds <= longest, "rounds", f"at most {longest}, the schedule's length", self.rounds)
+        self.problem.check(self.federation)
+        self.participation.select(self.seed, 0, self.federation.clients)
+
+    def config(self) -> dict[str, Any]:
+        """The experiment as plain data: what the run folder, the report and the checkpoint's digest hold."""
+        problem = next((n for n, cls in PROBLEMS.items() if isinstance(self.problem, cls)), type(self.problem).__name__)
+        return {
+            "algorithm": {"name": self.algorithm.name, **self.algorithm.to_dict()},
+            "problem": {"name": problem, **dataclasses.asdict(self.problem)},
+            "data": {
+                "dataset": self.federation.dataset.name,
+                "split": self.federation.description,
+                "clients": self.federation.clients,
+                "rows": int(self.federation.sizes.sum()),
+                "features": self.federation.features,
+                "digest": self.federation.digest,
+                **({"source": self.source} if self.source else {}),
+            },
+            "run": {
+                "participation": _described(self.participation),
+                "rounds": self.rounds,
+                "stop": repr(self.stop) if self.stop else None,
+                "seed": self.seed,
+                "evaluate_every": self.evaluate_every,
+                "precision": self.precision,
+                "engine": type(self.engine).__name__,
+                "timing": self.timing,
+            },
+        }
+
+    def digest(self) -> str:
+        """Of all that decides the numbers; the number of rounds may grow."""
+        config = self.config()
+        del config["run"]["rounds"]
+        return checkpoint.digest(config | {"engine": dataclasses.asdict(self.engine)})
+
+
+def _described(participation: Any) -> str:
+    if isinstance(participation, Schedule):
+        return f"Schedule({checkpoint.digest({'rounds': [list(map(int, r)) for r in participation.rounds]})[:12]})"
+    return repr(participation)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its history, the model, why it ended, and what the reader must know."""
+
+    name: str
+    history: History
+    model: Model
+    outcome_kind: Outcome
+    where: str
+    config: dict[str, Any]
+    notices: list[str] = field(default_factory=list)
+    metrics: dict[str, Any] | None = None
+    folder: Path | None = None
+
+    @property
+    def outcome(self) -> str:
+        """Why it ended, as a sentence."""
+        return self.outcome_kind.value + (f": {self.where}" if self.where else "")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The last measured value of what matters."""
+        last, columns = self.history.last, self.history.columns
+        out: dict[str, Any] = {"objective": last("objective"), "gradient": last("gradient")}
+        if "accuracy" in columns:
+            out["accuracy"] = last("accuracy")
+        out |= {
+            "rounds": self.history.rounds,
+            "megabytes_up": last("bytes_up") / 1e6,
+            "megabytes_down": last("bytes_down") / 1e6,
+            "gradients": last("gradients"),
+            "seconds": last("seconds"),
+        }
+        if "snr" in columns and not math.isnan(last("snr")):
+            out["snr"] = last("snr")
+        return out
+
+    def report(self, folder: str | os.PathLike[str]) -> Path:
+        """Write report.html and its plots."""
+        return write_report([self], folder, title=self.name, lead=f"{self.name}: {self.outcome}.")
+
+
+class Runs(list[Run]):
+    """Several runs of one comparison."""
+
+    def table(self) -> str:
+        """The runs' summaries as a text table."""
+        return text_table([{"run": run.name, **run.summary} for run in self])
+
+    def plot(self, column: str, path: str | os.PathLike[str] | None = None, **options: Any) -> Any:
+        """One line per run of a column of the history; PNG and SVG where a path is given."""
+        return curves(self, column, path=path, **options)
+
+    def report(self, folder: str | os.PathLike[str], title: str = "fedpact comparison", **options: Any) -> Path:
+        """Write report.html, its plots, and every run's history and configuration."""
+        path = Path(folder)
+        page = write_report(self, path, title=title, **options)
+        write_atomic(path / "environment.json", _json(environment()))
+        for index, run in enumerate(self):
+            name = f"{index + 1:02d}-{run.config['algorithm']['name']}"
+            make_folder(path / "runs" / name)
+            write_atomic(path / "runs" / name / "history.csv", run.history.lines().encode())
+            write_atomic(path / "runs" / name / "config.json", _json(run.config))
+            run.model.save(path / "runs" / name / "model.bin")
+        return page
+
+
+def run(
+    algorithm: Settings,
+    problem: Any,
+    federation: Any,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    progress: bool | None = False,
+    **options: Any,
+) -> Run:
+    """Train one model across the clients of a federation.
+
+    Options are the fields of `Experiment`: participation, rounds, stop, seed, evaluate_every, precision, engine,
+    timing. With a `folder` the run leaves its configuration, history and checkpoints there and can be resumed.
+    """
+    return execute(Experiment(algorithm, problem, federation, **options), folder=folder, name=name, progress=progress)
+
+
+def compare(
+    algorithms: Sequence[Settings],
+    problem: Any,
+    federation: Any,
+    *,
+    names: Sequence[str] | None = None,
+    progress: bool | None = False,
+    **options: Any,
+) -> Runs:
+    """Run several algorithms on the same data with the same seed, hence the same cohorts."""
+    labels = list(names) if names else [settings.label for settings in algorithms]
+    require(len(labels) == len(algorithms), "names", f"{len(algorithms)} names, one per algorithm", labels)
+    return Runs(
+        run(settings, problem, federation, name=label, progress=progress, **options)
+        for settings, label in zip(algorithms, labels, strict=True)
+    )
+
+
+def trials(
+    algorithm: Settings,
+    problem: Any,
+    federations: Any,
+    seeds: Sequence[int],
+    *,
+    at_once: int = 25,
+    name: str | None = None,
+    **options: Any,
+) -> Runs:
+    """One experiment with many seeds, vectorised: all trials of a group run in one compiled program.
+
+    `federations` is one federation for all, or one per seed (same number of clients and features). `at_once` bounds
+    the memory. Times in these histories are those of the whole group: measure times with sequential runs.
+    """
+    splits = list(federations) if isinstance(federations, (list, tuple)) else [federations] * len(seeds)
+    require(len(splits) == len(seeds), "federations", f"one, or one per seed ({len(seeds)})", len(splits))
+    require(not options.get("timing"), "timing", "False for vectorised trials", True, hint="Run them one by one.")
+    out = Runs()
+    for first in range(0, len(seeds), at_once):
+        group = range(first, min(first + at_once, len(seeds)))
+        experiments = [Experiment(algorithm, problem, splits[i], seed=seeds[i], **options) for i in group]
+        loop = _loop(experiments[0])
+        same = all(splits[i] is splits[group[0]] for i in group)
+        finished = drive(
+            loop,
+            [splits[group[0]]] if same else [splits[i] for i in group],
+            _start(experiments[0]),
+            experiments[0].participation,
+            [seeds[i] for i in group],
+            experiments[0].rounds,
+            PRECISIONS[experiments[0].precision],
+        )
+        out.extend(_run(e, loop, end, name, None) for e, end in zip(experiments, finished, strict=True))
+    return out
+
+
+def _start(experiment: Experiment) -> Any:
+    return experiment.problem.init(experiment.federation.features, PRECISIONS[experiment.precision])
+
+
+def _loop(experiment: Experiment) -> Loop:
+    use_compilation_cache()
+    e = experiment
+    clients = e.federation.clients
+    algorithm = e.algorithm.build(e.problem, clients, e.participation.rate(clients))
+    check_needs(algorithm, e.problem)
+    never = Target("objective", -math.inf)
+    return Loop(algorithm, e.problem.gradient, e.engine, e.stop or never, e.evaluate_every, e.timing)
+
+
+def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Path | None) -> Run:
+    model = Model(e.problem, as_host(end.model), e.federation.dataset.schema)
+    scores = held_out(model, e.federation) if any(len(rows) for rows in e.federation.held_out) else None
+    notices = list(loop.algorithm.notices)
+    if end.outcome is Outcome.NONFINITE:
+        notices.append(f"The run stopped: {end.where}. The model is the last one that was finite.")
+    label = name or e.algorithm.label
+    return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, scores, folder)
+
+
+def execute(
+    experiment: Experiment,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    progress: bool | None = False,
+    resuming: bool = False,
+) -> Run:
+    """Run an experiment, in a folder of its own where one is given; with `resuming`, go on from its checkpoint."""
+    loop = _loop(experiment)
+    path = None if folder is None else Path(folder)
+    keeper = None if path is None else _Keeper(path, experiment, resuming)
+    bar = Progress(experiment.rounds, name or experiment.algorithm.label, enabled=progress)
+
+    def after_block(carry: Any, history: History, elapsed: float) -> None:
+        if keeper is not None:
+            keeper.after_block(carry, history, elapsed)
+        bar.update(history.rounds, history.last("objective"), history.last("gradient"))
+
+    try:
+        (end,) = drive(
+            loop,
+            [experiment.federation],
+            _start(experiment),
+            experiment.participation,
+            [experiment.seed],
+            experiment.rounds,
+            PRECISIONS[experiment.precision],
+            resumed=keeper.resumed() if keeper is not None else None,
+            after_block=after_block,
+        )
+    finally:
+        bar.close()
+    result = _run(experiment, loop, end, name, path)
+    if keeper is not None:
+        keeper.finish(result)
+    return result
+
+
+class _Keeper:
+    """A run's folder: configuration, environment, history as it grows, checkpoints, and at the end model and result."""
+
+    def __init__(self, folder: Path, experiment: Experiment, resuming: bool) -> None:
+        self.folder, self.settings = folder, experiment.digest()
+        self.written, self.saved_at, self.last = 0, -math.inf, None
+        self._resumed: Resumed | None = None
+        if not resuming and folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+            raise OutputError(
+                f"output folder must be new or empty, got {str(folder)!r}. Choose another name, or continue the run "
+                f"in it with: fedpact resume {folder}"
+            )
+        make_folder(folder)
+        found = checkpoint.load(folder, self.settings) if resuming else None
+        if found is None:
+            (folder / "history.csv").unlink(missing_ok=True)
+        else:
+            self._resume(found)
+        write_atomic(folder / "config.json", _json(experiment.config()))
+        write_atomic(folder / "environment.json", _json(environment()))
+
+    def _resume(self, found: checkpoint.Checkpoint) -> None:
+        csv = self.folder / "history.csv"
+        if not csv.is_file() or csv.stat().st_size < found.history_bytes:
+            raise CheckpointError(f"{csv} must be as long as the checkpoint says, got a shorter one. It was edited.")
+        with writing(csv), csv.open("rb+") as file:
+            file.truncate(found.history_bytes)
+        history = History.read(csv)
+        self.written = len(history)
+        self._resumed = Resumed(lambda carry: checkpoint.restore(carry, found.leaves), history, found.elapsed)
+
+    def resumed(self) -> Resumed | None:
+        """Where to go on from, if anywhere."""
+        return self._resumed
+
+    def after_block(self, carry: Any, history: History, elapsed: float) -> None:
+        """Append the new rows; save a checkpoint when the last one is old enough."""
+        append_synced(self.folder / "history.csv", history.lines(self.written).encode())
+        self.written, self.last = len(history), (carry, history, elapsed)
+        if elapsed - self.saved_at >= CHECKPOINT_SECONDS or self.saved_at == -math.inf:
+            self.save()
+
+    def save(self) -> None:
+        """Checkpoint the last block's end."""
+        if self.last is None:
+            return
+        carry, history, elapsed = self.last
+        size = (self.folder / "history.csv").stat().st_size
+        checkpoint.save(self.folder, jax.device_get(carry), self.settings, history.rounds, size, elapsed)
+        self.saved_at, self.last = elapsed, None
+
+    def finish(self, result: Run) -> None:
+        """Save the end, the model and the result."""
+        self.save()
+        if self.written == 0:
+            append_synced(self.folder / "history.csv", result.history.lines().encode())
+        result.model.save(self.folder / "model.bin")
+        summary = {"name": result.name, "outcome": result.outcome, "summary": result.summary, "metrics": result.metrics}
+        write_atomic(self.folder / "result.json", _json(summary))
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs on disk, unless the user has set JAX's own cache: a second run compiles nothing."""
+    if jax.config.jax_compilation_cache_dir is None:
+        folder = Path(os.environ.get("FEDPACT_CACHE") or Path.home() / ".cache" / "fedpact") / "xla"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for the record."""
+    packages = ("fedpact", "jax", "jaxlib", "numpy", "scipy", "scikit-learn", "matplotlib")
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "packages": {name: metadata.version(name) for name in packages},
+    }
+
+
+def _json(values: Any) -> bytes:
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: plain(v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(v) for v in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return (json.dumps(plain(values), indent=2, ensure_ascii=False, default=str) + "\n").encode()
+
+
+__all__ = ["Experiment", "Run", "Runs", "compare", "environment", "execute", "run", "trials"]
