@@ -52,7 +52,6 @@ class Experiment:
     precision: str = "double"
     engine: Any = "local"
     timing: bool = False
-    source: dict[str, Any] | None = None  # where the data come from, when an experiment file says so
 
     def __post_init__(self) -> None:
         require(isinstance(self.algorithm, Settings), "algorithm", "settings such as fedpact.FedEPM()", self.algorithm)
@@ -84,7 +83,6 @@ class Experiment:
                 "rows": int(self.federation.sizes.sum()),
                 "features": self.federation.features,
                 "digest": self.federation.digest,
-                **({"source": self.source} if self.source else {}),
             },
             "run": {
                 "participation": _described(self.participation),
@@ -184,6 +182,7 @@ def run(
     federation: Any,
     *,
     folder: str | os.PathLike[str] | None = None,
+    resume: bool = False,
     name: str | None = None,
     progress: bool | None = False,
     **options: Any,
@@ -191,9 +190,11 @@ def run(
     """Train one model across the clients of a federation.
 
     Options are the fields of `Experiment`: participation, rounds, stop, seed, evaluate_every, precision, engine,
-    timing. With a `folder` the run leaves its configuration, history and checkpoints there and can be resumed.
+    timing. With a `folder` the run leaves its configuration, history and checkpoints there; after a crash the same call
+    with resume=True goes on to the same bits.
     """
-    return execute(Experiment(algorithm, problem, federation, **options), folder=folder, name=name, progress=progress)
+    experiment = Experiment(algorithm, problem, federation, **options)
+    return execute(experiment, folder=folder, name=name, progress=progress, resuming=resume)
 
 
 def compare(
@@ -287,7 +288,8 @@ def execute(
     loop = _loop(experiment)
     path = None if folder is None else Path(folder)
     keeper = None if path is None else _Keeper(path, experiment, resuming)
-    bar = Progress(experiment.rounds, name or experiment.algorithm.label, enabled=progress)
+    begun = keeper.begun if keeper is not None else 0
+    bar = Progress(experiment.rounds, name or experiment.algorithm.label, enabled=progress, start=begun)
 
     def after_block(carry: Any, history: History, elapsed: float) -> None:
         if keeper is not None:
@@ -344,6 +346,11 @@ class _Keeper:
         history = History.read(csv)
         self.written = len(history)
         self._resumed = Resumed(lambda carry: checkpoint.restore(carry, found.leaves), history, found.elapsed)
+
+    @property
+    def begun(self) -> int:
+        """Rounds done before this session."""
+        return self._resumed.history.rounds if self._resumed else 0
 
     def resumed(self) -> Resumed | None:
         """Where to go on from, if anywhere."""

@@ -232,7 +232,7 @@ class Loop:
             recent = jax.tree.map(lambda a, b: jnp.where(keep, a, b), recent, carry.recent)
         halt = jnp.where(fine, jnp.where(self.stop.fired(recent), STOPPED, GOING), NONFINITE)
         slot = jnp.where(jnp.all(sound), -1, jnp.argmin(sound))
-        position = jnp.where(slot >= 0, cohort.positions[slot], -1)
+        position = jnp.where(slot >= 0, cohort.positions[slot], -1).astype(carry.culprit.dtype)
         kept = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, old)
         return Carry(kept, jnp.where(fine, t + 1, t), recent, halt, position), row
 

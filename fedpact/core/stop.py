@@ -128,10 +128,14 @@ class GradientNorm(Rule):
 
 @dataclass(frozen=True)
 class Variance(Rule):
-    """Ends when the sample variance of the last `window` objectives is at most tolerance/(1+|f|)."""
+    """Ends when the sample variance of the last `window` values of f is at most tolerance/(1+|f|).
+
+    f is `scale` times the reported mean over the clients: scale=m makes it the sum the FedEPM paper has.
+    """
 
     tolerance: float
     window: int = 4
+    scale: float = 1.0
     reads = ("objective",)
 
     def __post_init__(self) -> None:
@@ -140,7 +144,7 @@ class Variance(Rule):
 
     def fired(self, recent: Mapping[str, Any]) -> Any:
         """var ≤ tolerance/(1+|f|); false until the window is full (NaN compares false)."""
-        f = recent["objective"]
+        f = self.scale * recent["objective"]
         return jnp.var(f, ddof=1) <= self.tolerance / (1 + jnp.abs(f[-1]))
 
 

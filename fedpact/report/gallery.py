@@ -30,7 +30,7 @@ _PLOTS = (
     ("objective", "gradients", True, "Gap to the minimum against gradient evaluations", "All clients together."),
     ("accuracy", "round", False, "Accuracy against rounds", ""),
     ("snr", "round", False, "Signal-to-noise ratio of the uploads against rounds", ""),
-    ("penalty", "round", False, "Penalty parameter against rounds", ""),
+    ("penalty", "round", False, "Penalised objective against rounds", ""),
 )
 _BOOKKEEPING = ("round", "participants", "bytes", "bytes_up", "bytes_down", "gradients", "local_seconds", "seconds")
 

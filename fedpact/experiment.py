@@ -1,0 +1,179 @@
+"""Experiment files: TOML in, `Experiment` out. An unknown key is an error with the nearest name.
+
+    name = "adult"                        # what tables call the run (default: the algorithm)
+    [data]       name = "adult"           # or csv = "file.csv", target = "…", categorical = […], drop = […], scale = "…"
+    [split]      how = "cuts"  clients = 50  seed = 0  holdout = 0.2           # and the split's own options
+    [problem]    name = "logistic"  l2 = 1e-3  divide = true  intercept = false
+    [algorithm]  name = "fedepm"  preset = "paper"  k0 = 12                    # any setting of `fedpact show NAME`
+    [run]        rounds = 100  seed = 0  participation = 0.5  evaluate_every = 1  precision = "double"  engine = "local"
+                 # participation = { scheme = "poisson", rho = 0.5 } or { scheme = "covering", rho = 0.5, s0 = 4 }
+                 # or { scheme = "schedule", rounds = [[0, 1], [2]] }
+    [stop]       gradient = 1e-6  variance = 1e-8  seconds = 60                # any of them ends the run
+                 # target = { column = "accuracy", value = 0.9, above = true }
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedpact import data
+from fedpact.algorithms import algorithm as algorithm_named
+from fedpact.core.errors import DataError, InvalidArgument, unknown
+from fedpact.core.participation import Covering, Everyone, Fraction, Poisson, Schedule
+from fedpact.core.stop import GradientNorm, Rule, Seconds, Target, Variance, any_of
+from fedpact.problems import PROBLEMS
+from fedpact.run import Experiment
+
+TABLES = ("data", "split", "problem", "algorithm", "run", "stop")
+RUN_KEYS = ("participation", "rounds", "seed", "evaluate_every", "precision", "engine", "timing")
+SCHEMES: dict[str, type] = {
+    "everyone": Everyone,
+    "fraction": Fraction,
+    "poisson": Poisson,
+    "covering": Covering,
+    "schedule": Schedule,
+}
+STOPS: dict[str, Callable[[Any], Rule]] = {
+    "gradient": GradientNorm,
+    "variance": Variance,
+    "seconds": Seconds,
+    "target": lambda values: _called("[stop] target", Target, values),
+}
+
+
+def read(path: str | Path, changes: Iterable[str] = ()) -> dict[str, Any]:
+    """Read an experiment file and apply `key=value` changes such as run.rounds=50."""
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"experiment must be a TOML file, got {str(path)!r}, which does not exist.") from None
+    except (IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
+        raise DataError(f"experiment must be a TOML file, got {str(path)!r}: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"experiment must be valid TOML, got {str(path)!r}: {error}.") from None
+    for change in changes:
+        _apply(values, change)
+    if "csv" in values.get("data", {}):  # relative to the file, so that it can be run from anywhere
+        values["data"]["csv"] = str((path.parent / str(values["data"]["csv"])).resolve())
+    return values
+
+
+def _apply(values: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise InvalidArgument(f"--set must be key=value such as run.rounds=50, got {change!r}.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string
+    for part in parts[:-1]:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise InvalidArgument(f"--set must name a key inside a table, got {change!r}.")
+    values[parts[-1]] = value
+
+
+def build(values: Mapping[str, Any]) -> tuple[Experiment, str | None]:
+    """The experiment a file describes, checked throughout, and its name."""
+    for key, value in values.items():
+        if key not in (*TABLES, "name"):
+            raise unknown("key of the experiment", key, (*TABLES, "name"))
+        if key in TABLES and not isinstance(value, Mapping):
+            raise InvalidArgument(f"[{key}] must be a table, got {value!r}.")
+    tables = {key: dict(values.get(key, {})) for key in TABLES}
+    for required in ("data", "algorithm"):
+        if not tables[required]:
+            raise InvalidArgument(f"experiment must have a table [{required}], got none. See: fedpact run --help")
+    settings = _algorithm(tables["algorithm"])
+    problem = _problem(tables["problem"])
+    run = _run(tables["run"])
+    stop = _stop(tables["stop"])
+    federation = _federation(tables["data"], tables["split"])
+    return Experiment(settings, problem, federation, stop=stop, **run), values.get("name")
+
+
+def _called(where: str, build: Callable[..., Any], values: Any) -> Any:
+    """Call a class with a table's keys; an unknown or a missing key is named."""
+    if not isinstance(values, Mapping):
+        raise InvalidArgument(f"{where} must be a table, got {values!r}.")
+    known = inspect.signature(build).parameters
+    for key in values:
+        if key not in known:
+            raise unknown(f"key of {where}", key, known)
+    for name, parameter in known.items():
+        if parameter.default is parameter.empty and name not in values:
+            raise InvalidArgument(f"{where} must have {name!r}, got only {', '.join(values) or 'nothing'}.")
+    return build(**values)
+
+
+def _federation(source: dict[str, Any], split: dict[str, Any]) -> Any:
+    if "csv" in source:
+        dataset = _called("[data]", data.from_csv, {"path": source.pop("csv"), **source})
+    else:
+        name = source.pop("name", None)
+        if not isinstance(name, str):
+            raise InvalidArgument("[data] must have 'name' (see fedpact list) or 'csv' and 'target', got neither.")
+        dataset = data.load(name, **source)
+    return dataset.split(**split)
+
+
+def _named(where: str, table: dict[str, Any], default: str | None = None) -> str:
+    name = table.pop("name", default)
+    if not isinstance(name, str):
+        raise InvalidArgument(f"[{where}] must have a 'name', got {name!r}. See: fedpact list")
+    return name
+
+
+def _problem(table: dict[str, Any]) -> Any:
+    name = _named("problem", table, "logistic")
+    if name not in PROBLEMS:
+        raise unknown("problem", name, PROBLEMS)
+    return _called("[problem]", PROBLEMS[name], table)
+
+
+def _algorithm(table: dict[str, Any]) -> Any:
+    cls = algorithm_named(_named("algorithm", table))
+    preset = table.pop("preset", None)
+    return cls.from_dict(table) if preset is None else cls.preset(preset, **table)
+
+
+def _run(table: dict[str, Any]) -> dict[str, Any]:
+    for key in table:
+        if key not in RUN_KEYS:
+            raise unknown("key of [run]", key, RUN_KEYS)
+    scheme = table.get("participation")
+    if isinstance(scheme, Mapping):
+        options = dict(scheme)
+        name = options.pop("scheme", None)
+        if name not in SCHEMES:
+            raise unknown("participation scheme", name, SCHEMES)
+        table["participation"] = _called("participation", SCHEMES[name], options)
+    return table
+
+
+def _stop(table: dict[str, Any]) -> Rule | None:
+    rules = []
+    for key, value in table.items():
+        if key not in STOPS:
+            raise unknown("key of [stop]", key, STOPS)
+        rules.append(STOPS[key](value))
+    return any_of(*rules) if rules else None
+
+
+def settings_table(cls: type) -> list[dict[str, Any]]:
+    """Name, default and meaning of every setting, from the dataclass and the comments beside its fields."""
+    comments = {}
+    for line in inspect.getsource(cls).splitlines():
+        head, _, comment = line.partition("  # ")
+        comments[head.split(":")[0].strip()] = comment.strip()
+    return [
+        {"setting": f.name, "default": f.default, "meaning": comments.get(f.name, "")}
+        for f in dataclasses.fields(cls)
+    ]

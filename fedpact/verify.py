@@ -1,0 +1,132 @@
+"""Replay a recorded trajectory of the authors' solver and compare the objective at every round.
+
+A FedEPM recording (.mat) holds `perm` (1-based rows of Adult), `di` (client sizes), `Z0` (n×m first messages), `k0`,
+`m`, `obj` (Σ f_i per round) and, with partial participation, `S` (row t: 1-based clients of round t) and `N` (n×m×rounds:
+noise added to the uploads).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.io
+
+from fedpact import data
+from fedpact.algorithms.fedepm import FedEPM, Hello, Upload
+from fedpact.core.contract import Algorithm
+from fedpact.core.driver import drive
+from fedpact.core.errors import DataError
+from fedpact.core.loop import Loop
+from fedpact.core.participation import Everyone, Schedule
+from fedpact.core.stop import Target
+from fedpact.core.vector import Vector
+from fedpact.engines import LocalEngine
+from fedpact.problems import Logistic
+
+TOLERANCE = 1e-9
+FEDEPM_FIELDS = ("perm", "di", "Z0", "k0", "obj")
+
+
+class Verified(NamedTuple):
+    """What a replay found: the largest difference of f/m, per round both values, and where it was largest."""
+
+    file: str
+    algorithm: str
+    clients: int
+    rounds: int
+    difference: float
+    worst_round: int
+    recorded: list[float]
+    replayed: list[float]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every round agrees to 1e-9."""
+        return self.difference <= TOLERANCE
+
+
+def golden(path: str | Path) -> Verified:
+    """Replay one recording."""
+    path = Path(path)
+    try:
+        fields = scipy.io.loadmat(str(path), appendmat=False)
+    except FileNotFoundError:
+        raise DataError(f"recording must be a .mat file, got {str(path)!r}, which does not exist.") from None
+    except Exception as error:  # scipy raises many kinds for a file of another kind
+        raise DataError(f"recording must be a .mat file, got {str(path)!r}: {error}.") from None
+    missing = [name for name in FEDEPM_FIELDS if name not in fields]
+    if missing:
+        raise DataError(
+            f"recording must be FedEPM's, with {', '.join(FEDEPM_FIELDS)}; got {str(path)!r} without {', '.join(missing)}."
+        )
+    return _fedepm(path, fields)
+
+
+def _fedepm(path: Path, fields: dict[str, Any]) -> Verified:
+    adult = data.adult()
+    perm = fields["perm"].ravel().astype(int) - 1
+    sizes = fields["di"].ravel().astype(int)
+    z0 = np.asarray(fields["Z0"], dtype=np.float64).T
+    recorded = np.asarray(fields["obj"], dtype=np.float64).ravel() / len(sizes)
+    rounds = len(recorded) - 1
+    clients = len(sizes)
+    if sorted(perm.tolist()) != list(range(adult.rows)):
+        raise DataError(f"perm must be a permutation of 1..{adult.rows}, got another in {str(path)!r}.")
+    if sizes.sum() != adult.rows or z0.shape != (clients, adult.features):
+        raise DataError(f"di and Z0 must fit Adult's {adult.rows} rows and {adult.features} columns in {str(path)!r}.")
+    federation = data.Federation(adult, tuple(np.split(perm, np.cumsum(sizes)[:-1])))
+    participation: Any = Everyone()
+    if "S" in fields:
+        chosen = np.atleast_2d(fields["S"]).astype(int)[:rounds] - 1
+        if len(chosen) < rounds:
+            raise DataError(f"S must have a row for each of {rounds} rounds, got {len(chosen)} in {str(path)!r}.")
+        participation = Schedule(tuple(tuple(row[row >= 0].tolist()) for row in chosen))
+    noise = _noise(fields.get("N"), clients, adult.features, rounds, path)
+
+    problem = Logistic()
+    settings = FedEPM(k0=int(np.asarray(fields["k0"]).item()))
+    recorded_run = replay(settings.build(problem, clients, participation.rate(clients)), z0, noise)
+    loop = Loop(recorded_run, problem.gradient, LocalEngine(), Target("objective", -np.inf), 1, False)
+    (end,) = drive(
+        loop, [federation], problem.init(adult.features, np.float64), participation, [0], rounds, np.float64
+    )
+    replayed = end.history.column("objective")
+    gaps = np.full(rounds + 1, np.inf)
+    gaps[: len(replayed)] = np.abs(replayed - recorded[: len(replayed)])
+    gaps = np.where(np.isfinite(gaps), gaps, np.inf)
+    worst = int(np.argmax(gaps))
+    return Verified(
+        str(path), "fedepm", clients, rounds, float(gaps[worst]), worst, recorded.tolist(), replayed.tolist()
+    )
+
+
+def _noise(recorded: Any, clients: int, features: int, rounds: int, path: Path) -> np.ndarray | None:
+    """(rounds, m, n), or None where nothing was added."""
+    if recorded is None or rounds == 0:
+        return None
+    noise = np.asarray(recorded, dtype=np.float64)
+    noise = noise[:, :, None] if noise.ndim == 2 else noise
+    if noise.ndim != 3 or noise.shape[:2] != (features, clients) or noise.shape[2] < rounds:
+        raise DataError(f"N must be {features}×{clients}×{rounds}, got {noise.shape} in {str(path)!r}.")
+    return noise.transpose(2, 1, 0)
+
+
+def replay(algorithm: Algorithm, z0: np.ndarray, noise: np.ndarray | None) -> Algorithm:
+    """FedEPM without noise of its own, with the recorded first messages and the recorded noise in its uploads."""
+    first = jnp.asarray(z0)
+    added = None if noise is None else jnp.asarray(noise)
+
+    def join(w0: Vector, batch: Any, key: Any) -> tuple[Any, Hello]:
+        state, _ = algorithm.join(w0, batch, key)
+        return state, Hello(Vector({"w": first[batch.client]}))
+
+    def client_step(msg: Any, client: Any, batch: Any, grad: Any, key: Any) -> tuple[Any, ...]:
+        state, upload, notes = algorithm.client_step(msg, client, batch, grad, key)
+        if added is not None:
+            upload = Upload(upload.z + Vector({"w": added[msg.round, batch.client]}))
+        return state, upload, notes
+
+    return algorithm._replace(join=join, client_step=client_step)
