@@ -265,11 +265,20 @@ def tune(options: argparse.Namespace) -> int:
         rounds=options.rounds,
         seed=experiment.seed,
         budget=options.budget,
-        on_trial=None if options.json else lambda t: print(f"{t.changes}  {t.rounds} rounds: {t.score:.8g}", file=sys.stderr),
+        on_trial=None
+        if options.json
+        else lambda t: print(f"{t.changes}  {t.rounds} rounds: {t.score:.8g}", file=sys.stderr),
         **{key: getattr(experiment, key) for key in kept},
     )
     if options.json:
-        _print({"settings": tuned.settings.to_dict(), "score": tuned.score, "rounds": tuned.rounds, "trials": tuned.table()})
+        _print(
+            {
+                "settings": tuned.settings.to_dict(),
+                "score": tuned.score,
+                "rounds": tuned.rounds,
+                "trials": tuned.table(),
+            }
+        )
     else:
         print(text_table(tuned.table()))
         print(f"\nbest of {tuned.rounds} rounds: {tuned.settings.label}, {options.metric} {tuned.score:.8g}")

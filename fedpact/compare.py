@@ -57,9 +57,7 @@ def load(folder: Path) -> Run:
     )
 
 
-def race(
-    runs: Sequence[Run], column: str, target: float | None, above: bool
-) -> tuple[list[dict[str, Any]], float]:
+def race(runs: Sequence[Run], column: str, target: float | None, above: bool) -> tuple[list[dict[str, Any]], float]:
     """What each run needed to reach the target; without one, the best value that all of them reach."""
     digests = {run.config["data"]["digest"] for run in runs}
     if len(digests) > 1:
@@ -78,7 +76,9 @@ def race(
         row: dict[str, Any] = {"run": run.name}
         if len(reached):
             at = int(reached[0])
-            cell = {name: float(run.history.column(name)[at]) for name in ("bytes_up", "bytes_down", "gradients", "seconds")}
+            cell = {
+                name: float(run.history.column(name)[at]) for name in ("bytes_up", "bytes_down", "gradients", "seconds")
+            }
             row |= {
                 "rounds": int(run.history.column("round")[at]),
                 "megabytes": (cell["bytes_up"] + cell["bytes_down"]) / 1e6,

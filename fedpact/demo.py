@@ -36,7 +36,15 @@ def run_demo(folder: Path, rounds: int = ROUNDS, quiet: bool = False) -> dict[st
     runs = Runs()
     for name, settings in contenders.items():
         runs.append(
-            run(settings, problem, federation, participation=0.5, rounds=rounds, name=name, progress=None if not quiet else False)
+            run(
+                settings,
+                problem,
+                federation,
+                participation=0.5,
+                rounds=rounds,
+                name=name,
+                progress=None if not quiet else False,
+            )
         )
         if not quiet:
             print(f"  {name}: {runs[-1].outcome}, objective {runs[-1].summary['objective']:.5f}")
@@ -55,5 +63,8 @@ def run_demo(folder: Path, rounds: int = ROUNDS, quiet: bool = False) -> dict[st
         "optimum": best.value,
         "seconds": seconds,
         "report": str(report),
-        "runs": [{"name": r.name, "outcome": r.outcome, **r.summary, "held_out": r.metrics and r.metrics["pooled"]} for r in runs],
+        "runs": [
+            {"name": r.name, "outcome": r.outcome, **r.summary, "held_out": r.metrics and r.metrics["pooled"]}
+            for r in runs
+        ],
     }

@@ -1,15 +1,15 @@
 """Experiment files: TOML in, `Experiment` out. An unknown key is an error with the nearest name.
 
-    name = "adult"                        # what tables call the run (default: the algorithm)
-    [data]       name = "adult"           # or csv = "file.csv", target = "…", categorical = […], drop = […], scale = "…"
-    [split]      how = "cuts"  clients = 50  seed = 0  holdout = 0.2           # and the split's own options
-    [problem]    name = "logistic"  l2 = 1e-3  divide = true  intercept = false
-    [algorithm]  name = "fedepm"  preset = "paper"  k0 = 12                    # any setting of `fedpact show NAME`
-    [run]        rounds = 100  seed = 0  participation = 0.5  evaluate_every = 1  precision = "double"  engine = "local"
-                 # participation = { scheme = "poisson", rho = 0.5 } or { scheme = "covering", rho = 0.5, s0 = 4 }
-                 # or { scheme = "schedule", rounds = [[0, 1], [2]] }
-    [stop]       gradient = 1e-6  variance = 1e-8  seconds = 60                # any of them ends the run
-                 # target = { column = "accuracy", value = 0.9, above = true }
+name = "adult"                        # what tables call the run (default: the algorithm)
+[data]       name = "adult"           # or csv = "file.csv", target = "…", categorical = […], drop = […], scale = "…"
+[split]      how = "cuts"  clients = 50  seed = 0  holdout = 0.2           # and the split's own options
+[problem]    name = "logistic"  l2 = 1e-3  divide = true  intercept = false
+[algorithm]  name = "fedepm"  preset = "paper"  k0 = 12                    # any setting of `fedpact show NAME`
+[run]        rounds = 100  seed = 0  participation = 0.5  evaluate_every = 1  precision = "double"  engine = "local"
+             # participation = { scheme = "poisson", rho = 0.5 } or { scheme = "covering", rho = 0.5, s0 = 4 }
+             # or { scheme = "schedule", rounds = [[0, 1], [2]] }
+[stop]       gradient = 1e-6  variance = 1e-8  seconds = 60                # any of them ends the run
+             # target = { column = "accuracy", value = 0.9, above = true }
 """
 
 from __future__ import annotations
@@ -174,6 +174,5 @@ def settings_table(cls: type) -> list[dict[str, Any]]:
         head, _, comment = line.partition("  # ")
         comments[head.split(":")[0].strip()] = comment.strip()
     return [
-        {"setting": f.name, "default": f.default, "meaning": comments.get(f.name, "")}
-        for f in dataclasses.fields(cls)
+        {"setting": f.name, "default": f.default, "meaning": comments.get(f.name, "")} for f in dataclasses.fields(cls)
     ]

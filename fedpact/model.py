@@ -76,7 +76,9 @@ class Model:
         except (ValueError, KeyError, TypeError):
             sound = False
         if not sound:
-            raise CheckpointError(f"model must be a file that fedpact wrote, got {str(path)!r}, damaged or of another kind.")
+            raise CheckpointError(
+                f"model must be a file that fedpact wrote, got {str(path)!r}, damaged or of another kind."
+            )
         settings = dict(header["problem"])
         problem = PROBLEMS[settings.pop("name")](**settings)
         with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:

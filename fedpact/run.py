@@ -321,7 +321,8 @@ class _Keeper:
 
     def __init__(self, folder: Path, experiment: Experiment, resuming: bool) -> None:
         self.folder, self.settings = folder, experiment.digest()
-        self.written, self.saved_at, self.last = 0, -math.inf, None
+        self.written, self.saved_at = 0, -math.inf
+        self.last: tuple[Any, History, float] | None = None
         self._resumed: Resumed | None = None
         if not resuming and folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
             raise OutputError(
@@ -384,7 +385,7 @@ class _Keeper:
 
 def use_compilation_cache() -> None:
     """Keep compiled programs on disk, unless the user has set JAX's own cache: a second run compiles nothing."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         folder = Path(os.environ.get("FEDPACT_CACHE") or Path.home() / ".cache" / "fedpact") / "xla"
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

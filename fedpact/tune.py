@@ -6,7 +6,7 @@ the same split, cohorts and noise streams, and is judged by one number: the last
 
     grid      every candidate runs all `rounds`; the best is kept
     halving   successive halving with factor 3: all candidates run a few rounds, the best third runs three times as
-              many, and so on up to `rounds`; a candidate's longer run starts anew, so that every number is a plain run's
+              many, and so on up to `rounds`; a longer run starts anew, so that every number is a plain run's
 
 The cost is counted in rounds; with a `budget` a tuning that would exceed it is refused before it starts. Ties go to the
 earlier candidate. Tuning looks at the data: in a private setting it costs budget or must be declared.
@@ -76,7 +76,7 @@ def tune(
     on_trial: Callable[[Trial], None] | None = None,
     **options: Any,
 ) -> Tuned:
-    """The best of a grid over `settings`; options are those of `fedpact.run`. See the module's page for the protocol."""
+    """The best of a grid over `settings`, by the protocol at the top of this module; options are those of `run`."""
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     require_positive_int("rounds", rounds)

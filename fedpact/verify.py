@@ -1,8 +1,8 @@
 """Replay a recorded trajectory of the authors' solver and compare the objective at every round.
 
 A FedEPM recording (.mat) holds `perm` (1-based rows of Adult), `di` (client sizes), `Z0` (n×m first messages), `k0`,
-`m`, `obj` (Σ f_i per round) and, with partial participation, `S` (row t: 1-based clients of round t) and `N` (n×m×rounds:
-noise added to the uploads).
+`m`, `obj` (Σ f_i per round) and, with partial participation, `S` (row t: 1-based clients of round t) and `N`
+(n×m×rounds: noise added to the uploads).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def golden(path: str | Path) -> Verified:
     missing = [name for name in FEDEPM_FIELDS if name not in fields]
     if missing:
         raise DataError(
-            f"recording must be FedEPM's, with {', '.join(FEDEPM_FIELDS)}; got {str(path)!r} without {', '.join(missing)}."
+            f"recording must be FedEPM's, with {', '.join(FEDEPM_FIELDS)}; "
+            f"got {str(path)!r} without {', '.join(missing)}."
         )
     return _fedepm(path, fields)
 
@@ -90,9 +91,7 @@ def _fedepm(path: Path, fields: dict[str, Any]) -> Verified:
     settings = FedEPM(k0=int(np.asarray(fields["k0"]).item()))
     recorded_run = replay(settings.build(problem, clients, participation.rate(clients)), z0, noise)
     loop = Loop(recorded_run, problem.gradient, LocalEngine(), Target("objective", -np.inf), 1, False)
-    (end,) = drive(
-        loop, [federation], problem.init(adult.features, np.float64), participation, [0], rounds, np.float64
-    )
+    (end,) = drive(loop, [federation], problem.init(adult.features, np.float64), participation, [0], rounds, np.float64)
     replayed = end.history.column("objective")
     gaps = np.full(rounds + 1, np.inf)
     gaps[: len(replayed)] = np.abs(replayed - recorded[: len(replayed)])

@@ -137,9 +137,9 @@ def _partition(z: np.ndarray, ratio: float) -> np.ndarray:
 def _search(z: Any, ratio: Any) -> Any:
     """The same median without sorting (slow on CPU under XLA).
 
-    w(s) = mean + (λ/η)(2s−m)/m rises with s and #{z > w(s)} falls, so the smallest s* with #{z > w(s*)} ≤ s* is found by
-    bisection. The answer is then min(w(s*), s*-th largest z); the latter lies in (w(s*−1), w(s*)] when it is the smaller,
-    and is found by bisection on values between two data points, which ends when only one value is left.
+    w(s) = mean + (λ/η)(2s−m)/m rises with s and #{z > w(s)} falls, so the smallest s* with #{z > w(s*)} ≤ s* is found
+    by bisection. The answer is then min(w(s*), s*-th largest z); the latter lies in (w(s*−1), w(s*)] when it is the
+    smaller, and is found by bisection on values between two data points, which ends when only one value is left.
     """
     m, n = z.shape
     mean = jnp.mean(z, axis=0)
@@ -284,4 +284,3 @@ class FedEPM(Settings):
             notes={"gradients": "sum", "snr": "min", "noise_scale": "max"},
             notices=() if epsilon is None else (NO_GUARANTEE.format(epsilon=epsilon),),
         )
-

@@ -5,7 +5,7 @@ S. Zhou and G. Y. Li, "Exact Penalty Method for Federated Learning", 2022. Algor
 Start     client i:  z_i⁰ = w_i⁰ + ε_i⁰,  S⁰ = [m]
 Server    w^{τ+1} = (1/|S|) Σ_{i∈S} z_i over the clients that have just uploaded                               (34)
 Client    SFedAvg   w_i^{k+1} = v − γ_i ∇f_i(v),   v = w^{τ+1} if k ∈ K else w_i^k                             (35)
-i ∈ S     SFedProx  ℓ steps  v ← v − γ_i (∇f_i(v) + μ (v − w^{τ+1})) from the same start                       (36), Alg. 4
+i ∈ S     SFedProx  ℓ steps  v ← v − γ_i (∇f_i(v) + μ (v − w^{τ+1})) from the same start             (36), Algorithm 4
           k0 of these a round, then  z_i = w_i + ε_i  with the noise (39) of FedEPM                            (37)
           γ_i^k = 2d_i / √(2k0 + ⌈k/k0⌉)                                                                      (38)
 
@@ -188,4 +188,3 @@ def _build(settings: Any, problem: Any, *, mu: float, inner: int) -> Algorithm:
         needs=frozenset({"lipschitz"}) if by_lipschitz else frozenset(),
         notices=() if epsilon is None else (NO_GUARANTEE.format(epsilon=epsilon),),
     )
-

@@ -1,0 +1,1 @@
+"""The contract, the round loop and what they stand on. Imports nothing else of fedpact."""

@@ -100,7 +100,9 @@ class Algorithm(NamedTuple):
     server_step: Callable[..., tuple[Any, Any]]
     measure: Callable[..., dict[str, Any]]
     model: Callable[[Any], Any]  # ServerState -> the parameters a user takes home
-    combine: str = "each"  # "sum": linear in the uploads, so it can be streamed, masked, encrypted; "each": needs every message
+    combine: str = (
+        "each"  # "sum": linear in the uploads, so it can be streamed, masked, encrypted; "each": needs every message
+    )
     notes: Mapping[str, str] = {}  # how each field of Notes is read over clients: "sum", "min", "max" or "mean"
     commit: Callable[..., Any] | None = None
     needs: frozenset[str] = frozenset()

@@ -145,7 +145,9 @@ def _draw(
     return drawn
 
 
-def _compiled(loop: Loop, block: Any, args: tuple[Any, ...], ready: dict[Any, Callable[..., Any]]) -> Callable[..., Any]:
+def _compiled(
+    loop: Loop, block: Any, args: tuple[Any, ...], ready: dict[Any, Callable[..., Any]]
+) -> Callable[..., Any]:
     """The block's program, compiled ahead of the clock; one for rounds with slots and one for everyone's."""
     if loop.timing or not loop.engine.compiled:
         return block
@@ -160,7 +162,9 @@ def _stacked(cohorts: list[Cohort]) -> Cohort:
 
 
 def _wire(loop: Loop, carry: Carry, hellos: Any, data: Any, root: Any, trials: bool) -> _Wire:
-    one = jax.tree.map(lambda a: a[0], (carry.state, hellos, data, root)) if trials else (carry.state, hellos, data, root)
+    one = (
+        jax.tree.map(lambda a: a[0], (carry.state, hellos, data, root)) if trials else (carry.state, hellos, data, root)
+    )
     state, hellos, data, root = one
     clients = jax.tree.leaves(state.clients)[0].shape[0]
     everyone = Cohort(None, jnp.ones(clients, bool))
@@ -218,7 +222,11 @@ def _finish(
     history, where = histories[trial], ""
     if halt == NONFINITE:
         outcome = Outcome.NONFINITE
-        who = f"client {int(order[trial, culprit])}: its upload" if culprit >= 0 else "the server: its model or the objective"
+        who = (
+            f"client {int(order[trial, culprit])}: its upload"
+            if culprit >= 0
+            else "the server: its model or the objective"
+        )
         where = f"round {history.rounds}, {who} is not finite"
     elif halt == STOPPED:
         outcome = Outcome.STOPPED

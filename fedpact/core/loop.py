@@ -207,9 +207,7 @@ class Loop:
         )
         return [*measured, *self._row_names(carry.state, data, root)]
 
-    def _round(
-        self, carry: Carry, data: Any, cohort: Cohort, elapsed: Any, root: Any
-    ) -> tuple[Carry, dict[str, Any]]:
+    def _round(self, carry: Carry, data: Any, cohort: Cohort, elapsed: Any, root: Any) -> tuple[Carry, dict[str, Any]]:
         old, t = carry.state, carry.round
         clients, uploads, notes = self._steps(old.server, old.clients, data, cohort, t, root)
         server, info = self._serve(old.server, uploads, cohort)

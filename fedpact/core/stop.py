@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from fedpact.core.errors import is_number, require, require_positive_int
 
@@ -149,6 +150,22 @@ class Variance(Rule):
 
 
 @dataclass(frozen=True)
+class Rising(Rule):
+    """Ends when the objective and ‖∇f‖² are both above their largest of the `window` − 1 rounds before."""
+
+    window: int = 4
+    reads = ("objective", "gradient")
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.window, int) and self.window >= 2, "window", "an integer of at least 2", self.window)
+
+    def fired(self, recent: Mapping[str, Any]) -> Any:
+        """Both above; false until the window is full (NaN compares false)."""
+        f, g = recent["objective"], recent["gradient"]
+        return (f[-1] > jnp.max(f[:-1])) & (g[-1] > jnp.max(g[:-1]))
+
+
+@dataclass(frozen=True)
 class Seconds(Rule):
     """Ends after a time; looked at between compiled blocks of rounds, so it can overrun by one block."""
 
@@ -166,3 +183,13 @@ class Seconds(Rule):
 def any_of(*rules: Rule) -> Rule:
     """The rules joined by `|`; one rule is itself."""
     return rules[0] if len(rules) == 1 else AnyOf(tuple(rules))
+
+
+def first_fired(rule: Rule, columns: Mapping[str, Any]) -> int | None:
+    """The first row of recorded columns at which a rule would have ended the run, or None."""
+    rows = len(next(iter(columns.values())))
+    padded = {name: np.concatenate([np.full(rule.window - 1, np.nan), columns[name]]) for name in rule.reads}
+    for t in range(rows):
+        if bool(rule.fired({name: values[t : t + rule.window] for name, values in padded.items()})):
+            return t
+    return None

@@ -32,9 +32,7 @@ class DebugEngine:
         for i in range(federation.clients):
             x, y = federation.client(i)
             data.append(
-                Batch(
-                    jnp.asarray(x, dtype), jnp.asarray(y, dtype), jnp.ones(len(y), dtype), jnp.asarray(i, jnp.int32)
-                )
+                Batch(jnp.asarray(x, dtype), jnp.asarray(y, dtype), jnp.ones(len(y), dtype), jnp.asarray(i, jnp.int32))
             )
         return np.arange(federation.clients)[None], tuple(data)
 

@@ -118,7 +118,7 @@ def _pad(federation: Any, clients: np.ndarray, width: int, dtype: Any) -> Batch:
 def bucket_bounds(widths: np.ndarray, most: int) -> list[tuple[int, int]]:
     """Cut clients, ordered by width, into at most `most` buckets so that padded rows and bucket costs are least."""
     grid = np.unique(np.linspace(0, len(widths), min(len(widths), 48) + 1).astype(int))
-    best = {0: (0.0, ())}  # cut -> (cost, bounds so far)
+    best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}  # cut -> (cost, bounds so far)
     for _ in range(most):
         step = dict(best)
         for i, (cost, bounds) in best.items():

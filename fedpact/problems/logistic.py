@@ -1,6 +1,6 @@
 """Logistic regression with ℓ2 over two classes.
 
-    f_i(w) = (1/d_i) [ Σ_t ln(1+e^{⟨x_t,w⟩}) − b_t⟨x_t,w⟩ + (β/2)‖w‖² ]     divide=True, as the FedEPM experiments have it
+    f_i(w) = (1/d_i) [ Σ_t ln(1+e^{⟨x_t,w⟩}) − b_t⟨x_t,w⟩ + (β/2)‖w‖² ]      divide=True, as in FedEPM's experiments
     f_i(w) = (1/d_i)   Σ_t ln(1+e^{⟨x_t,w⟩}) − b_t⟨x_t,w⟩ + (β/2)‖w‖²        divide=False
 
 An intercept, where asked for, is not penalised. r_i = (λ_max(A_iᵀA_i)/4 + β)/d_i, or λ_max/(4d_i) + β.

@@ -64,7 +64,7 @@ def plots_section(
     gallery: Gallery, runs: Sequence[RunView], figures: Mapping[str, Figure], minimum: float | None = None
 ) -> str:
     """Every plot that these runs can fill, then the caller's `figures`, then the columns that only algorithms know."""
-    reference = lowest(runs) if minimum is None else minimum
+    reference = (lowest(runs) if runs else 0.0) if minimum is None else minimum
     whose = "the lowest objective of these runs" if minimum is None else "the least objective"
 
     def plot(y: str, x: str, gap: bool, heading: str, detail: str) -> str:

@@ -42,7 +42,8 @@ def write_report(
     it is known; otherwise gaps are to the lowest objective that any of the runs reached. The same runs give the same
     bytes. All files are written or none: a folder that cannot be written raises `OutputError`.
     """
-    require(len(runs) > 0, "runs", "at least one finished run", list(runs))
+    given = len(runs) > 0 or bool(figures) or bool(extra_tables)
+    require(given, "runs", "at least one finished run where there are no figures or tables", list(runs))
     gallery = Gallery()
     sections = [
         ("summary", "Summary", _summary(runs) + _extra_tables(extra_tables or {})),
@@ -75,6 +76,8 @@ def _notices(runs: Sequence[RunView]) -> str:
 
 def _summary(runs: Sequence[RunView]) -> str:
     names = labels(runs)
+    if not runs:
+        return ""
     rows = [{"run": label, **run.summary} for label, run in zip(names, runs, strict=True)]
     ends = [{"run": label, "why it stopped": run.outcome} for label, run in zip(names, runs, strict=True)]
     headings = {key: _HEADINGS.get(key, key.replace("_", " ")) for row in rows for key in row}

@@ -1,0 +1,79 @@
+"""What every redrawn figure needs: cells whose results are kept as they come, claims, and one report at the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fedpact.core.errors import DataError
+from fedpact.core.files import append_synced, make_folder
+from fedpact.report import text_table, write_report
+
+Claim = tuple[str, bool | None, str]
+
+
+class Study:
+    """A figure being redrawn. `cell` computes a result once; a study that was stopped goes on where it was."""
+
+    def __init__(self, folder: Path, quiet: bool) -> None:
+        self.folder, self.quiet = folder, quiet
+        self.path = folder / "cells.jsonl"
+        self.begun = time.perf_counter()
+        make_folder(folder)
+        self._kept: dict[str, Any] = {}
+        if self.path.is_file():
+            for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), 1):
+                try:
+                    entry = json.loads(line)
+                    self._kept[entry["cell"]] = entry["result"]
+                except (ValueError, KeyError, TypeError):
+                    if number < len(self.path.read_text(encoding="utf-8").splitlines()):
+                        raise DataError(
+                            f"{self.path} must hold one result per line, got a damaged line {number}."
+                        ) from None
+
+    def say(self, text: str) -> None:
+        """A line of progress."""
+        if not self.quiet:
+            print(f"[{time.perf_counter() - self.begun:6.0f} s] {text}", file=sys.stderr, flush=True)
+
+    def cell(self, compute: Callable[[], Any], **key: Any) -> Any:
+        """The result of a cell: read where it was computed before, else computed and kept."""
+        name = json.dumps(key, sort_keys=True)
+        if name not in self._kept:
+            result = compute()
+            append_synced(self.path, (json.dumps({"cell": name, "result": result}) + "\n").encode())
+            self._kept[name] = result
+            self.say(" ".join(f"{k}={v}" for k, v in key.items()))
+        return self._kept[name]
+
+    def finish(
+        self,
+        title: str,
+        lead: str,
+        claims: Sequence[Claim],
+        figures: Mapping[str, Figure],
+        tables: Mapping[str, list[dict[str, Any]]],
+    ) -> dict[str, Any]:
+        """Write the report, print claims and tables, and return them."""
+        report = write_report([], self.folder, title, lead, claims, figures, tables)
+        if not self.quiet:
+            for heading, rows in tables.items():
+                print(f"\n{heading}\n{text_table(rows)}")
+            print("\nThe paper's claims")
+            for claim, holds, detail in claims:
+                mark = "not tested    " if holds is None else "holds         " if holds else "does not hold "
+                print(f"  {mark}{claim}\n                {detail}")
+            print(f"\nreport: {report}")
+        return {
+            "title": title,
+            "claims": [{"claim": c, "holds": h, "detail": d} for c, h, d in claims],
+            "tables": dict(tables),
+            "report": str(report),
+        }
