@@ -147,7 +147,7 @@ def _finished(result: Any, as_json: bool) -> int:
     from fedpact.core.stop import Outcome
     from fedpact.report import text_table
 
-    report = result.report(result.folder)
+    report = result.folder / "report.html"
     if as_json:
         _print(
             {

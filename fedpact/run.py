@@ -380,7 +380,8 @@ class _Keeper:
             append_synced(self.folder / "history.csv", result.history.lines().encode())
         result.model.save(self.folder / "model.bin")
         summary = {"name": result.name, "outcome": result.outcome, "summary": result.summary, "metrics": result.metrics}
-        write_atomic(self.folder / "result.json", _json(summary))
+        result.report(self.folder)
+        write_atomic(self.folder / "result.json", _json(summary))  # last: its presence says that all is there
 
 
 def use_compilation_cache() -> None:

@@ -93,7 +93,7 @@ def check_local(settings: Any) -> None:
 class FedAvg(Settings):
     """Settings of FedAvg."""
 
-    steps: int = 12
+    steps: int = 12  # local gradient steps in a round
     step: float | str = "lipschitz"  # γ: a number, or "lipschitz" for 1/r_i
     scale: float = 1.0  # multiplies γ
     batch: int | None = None  # rows a step; None: all

@@ -201,12 +201,12 @@ def check_noise(epsilon: Any, mu0: Any, c: Any, alpha: Any) -> None:
 class FedEPM(Settings):
     """Settings of FedEPM; defaults are those of the paper's experiments, without noise."""
 
-    k0: int = 12
-    eta: float | None = None  # None: 1e-5 (0.02m + 1)(ρ + 0.1), Section VII.B
-    lam: float | None = None  # None: η/2, Section VII.B
-    mu0: float = 0.05  # Section VII.B
-    c: float = 1e-8  # Section VII.B
-    alpha: float = 1.001  # Section VII.B
+    k0: int = 12  # local steps in a round
+    eta: float | None = None  # η of the elastic net; None: 1e-5 (0.02m + 1)(ρ + 0.1), Section VII.B
+    lam: float | None = None  # λ of the elastic net; None: η/2, Section VII.B
+    mu0: float = 0.05  # μ_{i,0}, the prox weight's start, Section VII.B
+    c: float = 1e-8  # c_i, its growth with the distance to w, Section VII.B
+    alpha: float = 1.001  # α_i, its growth with every step, Section VII.B
     epsilon: float | None = None  # None: no noise; else the ε of (39)
 
     name: ClassVar[str] = "fedepm"
@@ -281,6 +281,7 @@ class FedEPM(Settings):
             measure=measure,
             model=lambda server: server.w,
             combine="each",
+            info=Info._fields,
             notes={"gradients": "sum", "snr": "min", "noise_scale": "max"},
             notices=() if epsilon is None else (NO_GUARANTEE.format(epsilon=epsilon),),
         )

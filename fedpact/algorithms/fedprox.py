@@ -10,7 +10,7 @@ paper → code:  μ → mu, η → step (γ here), E → steps.
 
 Differs from the paper:
 - clients are drawn uniformly and p_i = 1 by default; the paper draws them in proportion to d_i and takes p_i = 1.
-  weights="rows" with uniform draws has the same mean.
+  weights="rows" weights the mean by d_i instead.
 - step="lipschitz" is 1/(r_i + μ), the inverse Lipschitz constant of the subproblem.
 """
 
@@ -29,8 +29,8 @@ from fedpact.core.settings import Settings
 class FedProx(Settings):
     """Settings of FedProx."""
 
-    mu: float = 1e-3
-    steps: int = 12
+    mu: float = 1e-3  # μ, the weight of the proximal term
+    steps: int = 12  # local gradient steps in a round
     step: float | str = "lipschitz"  # γ: a number, or "lipschitz" for 1/(r_i + μ)
     scale: float = 1.0  # multiplies γ
     batch: int | None = None  # rows a step; None: all

@@ -87,13 +87,13 @@ def _check(settings: Any) -> None:
 class SFedAvg(Settings):
     """Settings of SFedAvg (Algorithm 3); defaults are the paper's, without noise."""
 
-    k0: int = 12
+    k0: int = 12  # local steps in a round
     step: str = "paper"  # "paper": (38); "lipschitz": 1/r_i
     scale: float = 1.0  # multiplies the step
     epsilon: float | None = None  # None: no noise; else the ε of (39)
-    mu0: float = 0.05  # of (39), Section VII.B
-    c: float = 1e-8
-    alpha: float = 1.001
+    mu0: float = 0.05  # μ_{i,0} of (39), Section VII.B
+    c: float = 1e-8  # c_i of (39), Section VII.B
+    alpha: float = 1.001  # α_i of (39), Section VII.B
 
     name: ClassVar[str] = "sfedavg"
     presets: ClassVar = {"paper": {"epsilon": 0.1}, "noiseless": {}, "lipschitz": {"step": "lipschitz"}}
@@ -110,15 +110,15 @@ class SFedAvg(Settings):
 class SFedProx(Settings):
     """Settings of SFedProx (Algorithms 3 and 4); defaults are the paper's, without noise."""
 
-    k0: int = 12
-    mu: float = 1e-5  # Section VII.B
-    inner: int = 3  # ℓ, Section VII.B
+    k0: int = 12  # local steps in a round
+    mu: float = 1e-5  # μ, the proximal weight, Section VII.B
+    inner: int = 3  # ℓ, gradient steps of Algorithm 4, Section VII.B
     step: str = "paper"  # "paper": (38); "lipschitz": 1/r_i
     scale: float = 1.0  # multiplies the step
     epsilon: float | None = None  # None: no noise; else the ε of (39)
-    mu0: float = 0.05  # of (39), Section VII.B
-    c: float = 1e-8
-    alpha: float = 1.001
+    mu0: float = 0.05  # μ_{i,0} of (39), Section VII.B
+    c: float = 1e-8  # c_i of (39), Section VII.B
+    alpha: float = 1.001  # α_i of (39), Section VII.B
 
     name: ClassVar[str] = "sfedprox"
     presets: ClassVar = {"paper": {"epsilon": 0.1}, "noiseless": {}, "lipschitz": {"step": "lipschitz"}}

@@ -103,6 +103,7 @@ class Algorithm(NamedTuple):
     combine: str = (
         "each"  # "sum": linear in the uploads, so it can be streamed, masked, encrypted; "each": needs every message
     )
+    info: tuple[str, ...] = ()  # the fields of Info
     notes: Mapping[str, str] = {}  # how each field of Notes is read over clients: "sum", "min", "max" or "mean"
     commit: Callable[..., Any] | None = None
     needs: frozenset[str] = frozenset()

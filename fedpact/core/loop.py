@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from fedpact.core.contract import Algorithm, Cohort
+from fedpact.core.errors import unknown
 from fedpact.core.keys import JOIN_ROUND, client_key
 from fedpact.core.stop import Rule
 
@@ -160,25 +161,17 @@ class Loop:
         none = {name: jnp.full(ids.shape, jnp.nan, jnp.float64) for name in self.algorithm.notes}
         state = State(server, clients, none)
         row = self.measure_stage(state, data)
-        row |= {name: jnp.asarray(jnp.nan) for name in self._row_names(state, data, root) if name not in row}
+        row |= {name: jnp.asarray(jnp.nan) for name in (*self.algorithm.notes, *self.algorithm.info)}
+        known = row | {"round": 0.0, "seconds": 0.0}
+        for name in self.stop.reads:
+            if name not in known:
+                raise unknown("column of the stop rule", name, known)
         recent = {
-            name: jnp.full(self.stop.window, jnp.nan, jnp.float64).at[-1].set(row.get(name, 0.0))
-            for name in self.stop.reads
+            name: jnp.full(self.stop.window, jnp.nan, jnp.float64).at[-1].set(known[name]) for name in self.stop.reads
         }
         halt = jnp.where(jnp.isfinite(row["objective"]), jnp.where(self.stop.fired(recent), STOPPED, GOING), NONFINITE)
         carry = Carry(state, jnp.asarray(0), recent, halt, jnp.asarray(-1))
         return jax.tree.map(lambda a: lax.convert_element_type(a, a.dtype), carry), hellos, row  # no weak types
-
-    def _row_names(self, state: State, data: Any, root: Any) -> list[str]:
-        """The columns a round adds: from notes and from Info."""
-        cohort = Cohort(None, jnp.ones(jax.tree.leaves(state.clients)[0].shape[0], bool))
-
-        def info_of(state: State) -> Any:
-            _, uploads, _ = self.client_stage(state.server, state.clients, data, cohort, jnp.asarray(0), root)
-            return self.algorithm.server_step(state.server, uploads, cohort)[1]
-
-        info = jax.eval_shape(info_of, state) if self.engine.compiled else info_of(state)
-        return [*self.algorithm.notes, *info._fields]
 
     def block(
         self, carry: Carry, data: Any, cohorts: Cohort, steps: Any, elapsed: Any, root: Any
@@ -186,7 +179,7 @@ class Loop:
         """Up to `steps` rounds; `cohorts` is stacked over the block. Returns the carry and the block's rows."""
         length = cohorts.mask.shape[0]
         first = carry.round
-        blank = {name: jnp.full(length, jnp.nan, jnp.float64) for name in self._columns(carry, data, root)}
+        blank = {name: jnp.full(length, jnp.nan, jnp.float64) for name in self._columns(carry.state, data)}
 
         def going(loop: tuple[Carry, dict[str, Any]]) -> Any:
             return (loop[0].round - first < steps) & (loop[0].halt == GOING)
@@ -199,13 +192,10 @@ class Loop:
 
         return self._while(going, body, (carry, blank))
 
-    def _columns(self, carry: Carry, data: Any, root: Any) -> list[str]:
-        measured = (
-            jax.eval_shape(self.measure_stage, carry.state, data)
-            if self.engine.compiled
-            else self.measure_stage(carry.state, data)
-        )
-        return [*measured, *self._row_names(carry.state, data, root)]
+    def _columns(self, state: State, data: Any) -> list[str]:
+        stage = self.measure_stage
+        measured = jax.eval_shape(stage, state, data) if self.engine.compiled else stage(state, data)
+        return [*measured, *self.algorithm.notes, *self.algorithm.info]
 
     def _round(self, carry: Carry, data: Any, cohort: Cohort, elapsed: Any, root: Any) -> tuple[Carry, dict[str, Any]]:
         old, t = carry.state, carry.round
