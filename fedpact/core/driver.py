@@ -20,6 +20,7 @@ import numpy as np
 from fedpact.core.contract import Cohort, wire_bytes
 from fedpact.core.history import History
 from fedpact.core.loop import GOING, NONFINITE, STOPPED, Carry, Drawn, Loop, draw
+from fedpact.core.participation import Schedule
 from fedpact.core.stop import Outcome
 
 BLOCK = 64
@@ -99,7 +100,9 @@ def drive(
         carry, hellos, row = start(w0, data, root)
     carry = jax.device_get(carry) if resumed else carry
     wire = _wire(loop, carry, hellos, data, root, trials)
-    capacities = loop.engine.capacities(data, participation.capacity(order.shape[1]), trials)
+    # A given schedule may be as uneven as it likes; the slots' room is worked out for random draws only.
+    given = isinstance(participation, Schedule)
+    capacities = None if given else loop.engine.capacities(data, participation.capacity(order.shape[1]), trials)
 
     first = {name: np.atleast_1d(np.asarray(value)) for name, value in row.items()}
     histories = [_history(loop, first, i, wire) for i in range(len(seeds))]
