@@ -106,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("name", help="'list', or a paper")
     sub.add_argument("figure", nargs="?", help="figure or table")
     sub.add_argument("--trials", type=int, help="seeded trials (default: the experiment's own)")
-    sub.add_argument("--out", help="folder (default: out/PAPER-FIGURE)")
+    sub.add_argument("--out", help="folder (default: out/PAPER/FIGURE)")
     _json(sub)
 
     sub = add("verify", verify, "Replay a recorded trajectory: 'verify golden FILE'; exits 1 above 1e-9.")

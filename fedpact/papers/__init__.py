@@ -21,4 +21,6 @@ def redraw(
     """Redraw a figure, check the paper's claims about it, and write a report. What was computed before is kept."""
     require(trials is None or trials >= 2, "trials", "an integer of at least 2", trials)
     _, draw = PAPERS[paper][figure]
-    return draw(Study(Path(out or f"out/{paper}-{figure}"), quiet), trials)
+    folder = Path(out) if out else Path("out") / paper / figure
+    cells = (folder if out else folder.parent) / "cells.jsonl"
+    return draw(Study(folder, cells, quiet), trials)

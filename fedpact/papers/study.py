@@ -6,37 +6,37 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from fedpact.core.errors import DataError
-from fedpact.core.files import append_synced, make_folder
+from fedpact.core.files import append_synced, make_folder, writing
 from fedpact.report import text_table, write_report
 
 Claim = tuple[str, bool | None, str]
 
 
 class Study:
-    """A figure being redrawn. `cell` computes a result once; a study that was stopped goes on where it was."""
+    """A figure being redrawn. `cell` computes a result once; a study that was stopped goes on where it was.
 
-    def __init__(self, folder: Path, quiet: bool) -> None:
-        self.folder, self.quiet = folder, quiet
-        self.path = folder / "cells.jsonl"
+    `cells` is the file the results are kept in; figures of one paper share it. Delete it to compute anew.
+    """
+
+    def __init__(self, folder: Path, cells: Path, quiet: bool) -> None:
+        self.folder, self.path, self.quiet = folder, cells, quiet
         self.begun = time.perf_counter()
         make_folder(folder)
         self._kept: dict[str, Any] = {}
-        if self.path.is_file():
-            for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), 1):
-                try:
-                    entry = json.loads(line)
-                    self._kept[entry["cell"]] = entry["result"]
-                except (ValueError, KeyError, TypeError):
-                    if number < len(self.path.read_text(encoding="utf-8").splitlines()):
-                        raise DataError(
-                            f"{self.path} must hold one result per line, got a damaged line {number}."
-                        ) from None
+        for number, line in enumerate(_lines(cells), 1):
+            try:
+                entry = json.loads(line)
+                self._kept[entry["cell"]] = entry["result"]
+            except (ValueError, KeyError, TypeError):
+                problem = f"{cells} must hold one result per line, got a damaged line {number}. Delete the line."
+                raise DataError(problem) from None
 
     def say(self, text: str) -> None:
         """A line of progress."""
@@ -45,7 +45,7 @@ class Study:
 
     def cell(self, compute: Callable[[], Any], **key: Any) -> Any:
         """The result of a cell: read where it was computed before, else computed and kept."""
-        name = json.dumps(key, sort_keys=True)
+        name = json.dumps({**key, "version": version("fedpact")}, sort_keys=True)
         if name not in self._kept:
             result = compute()
             append_synced(self.path, (json.dumps({"cell": name, "result": result}) + "\n").encode())
@@ -77,3 +77,14 @@ class Study:
             "tables": dict(tables),
             "report": str(report),
         }
+
+
+def _lines(path: Path) -> list[str]:
+    """The whole lines of a file that grows by appending; a last line that was cut short is taken off."""
+    if not path.is_file():
+        return []
+    whole, newline, torn = path.read_bytes().rpartition(b"\n")
+    if torn:
+        with writing(path), path.open("rb+") as file:
+            file.truncate(len(whole) + len(newline))
+    return whole.decode().splitlines()
