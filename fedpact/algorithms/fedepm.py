@@ -162,6 +162,7 @@ def _search(z: Any, ratio: Any) -> Any:
     def narrow(ends: tuple[Any, Any]) -> tuple[Any, Any]:
         low, high = ends
         middle = low + (high - low) / 2
+        middle = jnp.where(middle < high, middle, low)  # between neighbouring numbers it rounds up to high
         above = z > middle
         right = jnp.sum(above, axis=0) >= s
         next_low = jnp.min(jnp.where(above, z, jnp.inf), axis=0)
