@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import io
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +13,11 @@ import numpy as np
 
 from fedpact.core.errors import CheckpointError, DataError, require
 from fedpact.core.files import make_folder, write_atomic
+from fedpact.core.sealed import seal, unseal
 from fedpact.core.vector import Vector
 from fedpact.data.dataset import Schema
 from fedpact.data.tables import read_rows
 from fedpact.problems import PROBLEMS
-
-MAGIC = b"fedpact-model 1\n"
 
 
 @dataclass(frozen=True)
@@ -49,17 +45,14 @@ class Model:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the model as one file, whole or not at all."""
         path = Path(path)
-        buffer = io.BytesIO()
-        np.savez(buffer, **{name: np.asarray(a) for name, a in self.w.tree.items()}, allow_pickle=False)
-        payload = buffer.getvalue()
         name = next(key for key, cls in PROBLEMS.items() if isinstance(self.problem, cls))
         header = {
             "problem": {"name": name, **dataclasses.asdict(self.problem)},
             "schema": None if self.schema is None else self.schema.to_dict(),
-            "sha256": hashlib.sha256(payload).hexdigest(),
         }
+        arrays = {key: np.asarray(a) for key, a in self.w.tree.items()}
         make_folder(path.parent)
-        write_atomic(path, MAGIC + json.dumps(header).encode() + b"\n" + payload)
+        write_atomic(path, seal("model", header, arrays))
         return path
 
     @classmethod
@@ -68,21 +61,15 @@ class Model:
         path = Path(path)
         if not path.is_file():
             raise CheckpointError(f"model must be a file that fedpact wrote, got {str(path)!r}, which is not a file.")
-        magic, _, rest = path.read_bytes().partition(b"\n")
-        line, _, payload = rest.partition(b"\n")
-        try:
-            header = json.loads(line)
-            sound = magic + b"\n" == MAGIC and hashlib.sha256(payload).hexdigest() == header["sha256"]
-        except (ValueError, KeyError, TypeError):
-            sound = False
-        if not sound:
+        found = unseal("model", path.read_bytes())
+        if found is None:
             raise CheckpointError(
-                f"model must be a file that fedpact wrote, got {str(path)!r}, damaged or of another kind."
+                f"model must be a file that fedpact wrote, got {str(path)!r}, which is damaged or of another kind."
             )
+        header, arrays = found
         settings = dict(header["problem"])
         problem = PROBLEMS[settings.pop("name")](**settings)
-        with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
-            w = Vector({name: arrays[name] for name in arrays.files})
+        w = Vector(dict(arrays))
         return cls(problem, w, None if header["schema"] is None else Schema.from_dict(header["schema"]))
 
 

@@ -13,6 +13,7 @@ FedpactError
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -66,8 +67,8 @@ def require(ok: Any, name: str, constraint: str, value: Any, *, symbol: str = ""
 
 
 def is_number(value: Any) -> bool:
-    """Whether a setting is a real number (a bool is not)."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether a setting is a real number (a bool or NaN is not)."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def require_positive_int(name: str, value: Any, *, symbol: str = "", hint: str = "") -> None:

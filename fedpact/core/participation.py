@@ -34,7 +34,7 @@ def _check_rate(rho: Any) -> None:
 
 
 def _ceil(rho: float, clients: int) -> int:
-    return math.ceil(round(rho * clients, 9))  # 0.1 * 30 is 3, not 4
+    return max(1, math.ceil(round(rho * clients, 9)))  # 0.1 * 30 is 3, not 4
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,34 @@
+"""Sealed files: a kind, a checksum of all that follows, a JSON header, named arrays. Checkpoints and models are such.
+
+line 1   "fedpact-KIND 1 SHA256", the checksum of everything after this line
+line 2   the header, JSON
+rest     the arrays, as one .npz
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def seal(kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The bytes of a sealed file."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    body = json.dumps(header).encode() + b"\n" + buffer.getvalue()
+    return f"fedpact-{kind} 1 {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+
+def unseal(kind: str, content: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+    """Header and arrays, or None if the file is damaged or of another kind."""
+    first, _, body = content.partition(b"\n")
+    if first != f"fedpact-{kind} 1 {hashlib.sha256(body).hexdigest()}".encode():
+        return None
+    line, _, payload = body.partition(b"\n")
+    with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
+        return json.loads(line), {name: arrays[name] for name in arrays.files}

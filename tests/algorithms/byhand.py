@@ -1,0 +1,236 @@
+"""Witnesses in NumPy and exact fractions, and a literal round loop: nothing here comes from the code under test.
+
+Flat vectors have the intercept last. Clients are pairs (x, y); `d` is their number of rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedpact as fp
+from fedpact.core.contract import Batch, Cohort
+from fedpact.core.keys import JOIN_ROUND, client_key
+from fedpact.core.vector import Vector
+
+SIZES = (4, 9, 6, 12, 9, 4, 6)  # four different ones, so that four buckets differ
+PROBLEM = fp.Logistic(l2=0.5, intercept=True)
+
+
+@functools.cache
+def parts(kind="logistic", sizes=SIZES, features=3, seed=5):
+    """Clients of unequal sizes and unlike distributions, both classes at each."""
+    rng = np.random.default_rng(seed)
+    truth, out = rng.normal(size=features), []
+    for d in sizes:
+        x = rng.normal(size=(d, features)) + rng.normal(size=features) / 2
+        target = x @ truth + rng.normal(size=d)
+        if kind == "logistic":
+            target[:2] = [9.0, -9.0]
+        out.append((x, (target > 0).astype(float) if kind == "logistic" else target))
+    return tuple(out)
+
+
+def federation(clients, classes=("0", "1")):
+    return fp.data.Federation.from_arrays([(x, y) for x, y in clients], classes=list(classes))
+
+
+def batch(x, y, client=0, padding=0, dtype=np.float64):
+    """A client's rows, followed by `padding` rows of weight 0."""
+    weight = np.concatenate([np.ones(len(y)), np.zeros(padding)])
+    x, y = np.concatenate([x, np.zeros((padding, x.shape[1]))]), np.append(y, np.zeros(padding))
+    return Batch(
+        jnp.asarray(x, dtype), jnp.asarray(y, dtype), jnp.asarray(weight, dtype), jnp.asarray(client, jnp.int32)
+    )
+
+
+def batches(clients):
+    return [batch(x, y, i) for i, (x, y) in enumerate(clients)]
+
+
+def flat(w: Vector) -> np.ndarray:
+    return np.append(np.asarray(w.tree["w"]), np.asarray(w.tree["b"]).reshape(-1) if "b" in w.tree else [])
+
+
+def vector(values, intercept=False) -> Vector:
+    values = np.asarray(values, float)
+    if not intercept:
+        return Vector({"w": jnp.asarray(values)})
+    return Vector({"w": jnp.asarray(values[:-1]), "b": jnp.asarray(values[-1])})
+
+
+# The problems
+
+
+def with_ones(x, intercept):
+    return np.column_stack([x, np.ones(len(x))]) if intercept else x
+
+
+def ridge(problem, d, size):
+    weight = problem.l2 / d if problem.divide else problem.l2
+    return np.array([weight] * (size - problem.intercept) + [0.0] * problem.intercept)
+
+
+def value(problem, w, x, y):
+    """f_i(w)."""
+    a, d = with_ones(x, problem.intercept), len(y)
+    z = a @ w
+    logistic = isinstance(problem, fp.Logistic)
+    loss = np.sum(np.log1p(np.exp(z)) - y * z) if logistic else np.sum((z - y) ** 2) / 2
+    return loss / d + ridge(problem, d, len(w)) @ w**2 / 2
+
+
+def gradient(problem, w, x, y):
+    """∇f_i(w)."""
+    a, d = with_ones(x, problem.intercept), len(y)
+    z = a @ w
+    residual = (1 / (1 + np.exp(-z)) if isinstance(problem, fp.Logistic) else z) - y
+    return a.T @ residual / d + ridge(problem, d, len(w)) * w
+
+
+def lipschitz(problem, x):
+    """r_i from NumPy's eigenvalues."""
+    a, d = with_ones(x, problem.intercept), len(x)
+    largest = np.linalg.eigvalsh(a.T @ a)[-1] / (4 if isinstance(problem, fp.Logistic) else 1)
+    return largest / d + problem.l2 / (d if problem.divide else 1)
+
+
+# FedEPM
+
+
+def phi(v, lam, eta):
+    return lam * np.sum(np.abs(v)) + eta / 2 * np.sum(v**2)
+
+
+def soft(v, a):
+    return np.array([t - a if t > a else t + a if t < -a else 0.0 for t in v])
+
+
+def elastic_center(column, lam, eta):
+    """argmin_w Σ λ|w − z_i| + (η/2)(w − z_i)², exactly: walk up the sorted z until the subgradient reaches 0.
+
+    Between two neighbouring z with `below` of the m numbers below, the derivative is η(mw − Σz) + λ(below − above);
+    at a z it jumps up by 2λ for each message there.
+    """
+    z = sorted(Fraction(float(v)) for v in column)
+    lam, eta, m, total = Fraction(float(lam)), Fraction(float(eta)), len(z), sum(Fraction(float(v)) for v in column)
+    for i, at in enumerate(z):
+        slope = eta * (m * at - total)
+        if slope + lam * (i - (m - i)) > 0:  # just below z_i it is positive already: the zero lies before z_i
+            return (eta * total - lam * (i - (m - i))) / (eta * m)
+        if slope + lam * ((i + 1) - (m - i - 1)) >= 0:  # just above z_i it is not negative: the zero is on the kink
+            return at
+    raise AssertionError("above the largest message the derivative is positive")
+
+
+def center(messages, lam, eta):
+    """ENS, coordinate by coordinate, rounded once at the end."""
+    return np.array([float(elastic_center(column, lam, eta)) for column in np.asarray(messages).T])
+
+
+class LocalStep(NamedTuple):
+    """One pass of (20): w_i^{k+1}, μ_{i,k+1}, and w_i^k."""
+
+    w: np.ndarray
+    mu: float
+    before: np.ndarray
+
+
+def fedepm_local(w, w_i, g, d, first, *, k0, lam, eta, mu0, c, alpha) -> list[LocalStep]:
+    """k0 passes of (20) with the prox weight μ/d_i, from step k = first on."""
+    steps = []
+    for k in range(first, first + k0):
+        gap = w_i - w
+        mu = mu0 * (1 + c * sum(t * t for t in gap)) * alpha ** (k + 1)
+        new = w + soft(mu / d * gap - g, lam) / (eta + mu / d)
+        steps.append(LocalStep(new, mu, w_i))
+        w_i = new
+    return steps
+
+
+# A round loop without an engine: one client after the other
+
+
+class Moment(NamedTuple):
+    """One round: who took part, the states before it, what was sent, and the states after it."""
+
+    chosen: list[int]
+    before: Any
+    clients_before: list[Any]
+    msg: Any
+    uploads: dict[int, Any]
+    notes: dict[int, Any]
+    after: Any
+    info: Any
+    clients_after: list[Any]
+
+
+def key_of(seed, t, client):
+    return client_key(jax.random.key(seed), t, client)
+
+
+@functools.cache
+def built(settings, problem=PROBLEM, clients=7, rate=1.0):
+    """The bundle, made once for the same settings so that its programs are compiled once."""
+    return settings.build(problem, clients, rate)
+
+
+_PROGRAMS: dict[tuple[int, Any], Any] = {}
+
+
+def programs(algorithm, problem):
+    """join, init, client_step and server_step, compiled, with the seed's key as their last argument."""
+    place = (id(algorithm.client_step), problem)
+    if place not in _PROGRAMS:
+        key = lambda root, t, b: client_key(root, t, b.client)
+        _PROGRAMS[place] = (
+            jax.jit(lambda w0, b, root: algorithm.join(w0, b, key(root, JOIN_ROUND, b))),
+            jax.jit(algorithm.init),
+            jax.jit(lambda m, c, b, t, root: algorithm.client_step(m, c, b, problem.gradient, key(root, t, b))),
+            jax.jit(algorithm.server_step),
+            algorithm,  # kept alive, so that its id stays its own
+        )
+    return _PROGRAMS[place][:4]
+
+
+def play(algorithm, problem, clients, w0, cohorts, seed=0) -> list[Moment]:
+    """The rounds of `cohorts` (lists of clients; not the first one empty), function by function as in the contract."""
+    longest = max(len(y) for _, y in clients)
+    data = [batch(x, y, i, padding=longest - len(y)) for i, (x, y) in enumerate(clients)]
+    join, init, step, serve = programs(algorithm, problem)
+    root = jax.random.key(seed)
+    joined = [join(w0, b, root) for b in data]
+    states = [state for state, _ in joined]
+    server = strong(init(w0, stack([hello for _, hello in joined])))
+    moments: list[Moment] = []
+    blank = None  # what stands in the rows of those who did not upload
+    for t, chosen in enumerate(cohorts):
+        msg = algorithm.broadcast(server)
+        old, old_states, uploads, notes = server, list(states), {}, {}
+        for i in chosen:
+            states[i], uploads[i], notes[i] = step(msg, old_states[i], data[i], t, root)
+        blank = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), next(iter(uploads.values()), blank))
+        rows = stack([uploads.get(i, blank) for i in range(len(data))])
+        server, info = serve(server, rows, Cohort(None, jnp.asarray(np.isin(np.arange(len(data)), list(chosen)))))
+        moments.append(Moment(list(chosen), old, old_states, msg, uploads, notes, server, info, list(states)))
+    return moments
+
+
+def strong(tree):
+    """Without JAX's weak types, so that the second round is the first one's program."""
+    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), tree)
+
+
+def stack(trees):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def relative(a, b):
+    """max |a − b| over max(1, |b|)."""
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    return float(np.max(np.abs(a - b) / np.maximum(1, np.abs(b)))) if a.size else 0.0

@@ -1,0 +1,380 @@
+"""What holds for every algorithm of the registry."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+import sys
+
+import byhand
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from byhand import PROBLEM, built, flat, key_of, parts, play, relative, vector
+
+import fedpact as fp
+from fedpact.algorithms import ALGORITHMS, algorithm
+from fedpact.core.contract import Algorithm, Cohort
+from fedpact.core.errors import UnknownName
+from fedpact.core.keys import JOIN_ROUND
+from fedpact.core.loop import Loop, draw
+from fedpact.core.participation import Everyone, Fraction
+from fedpact.core.settings import Settings
+from fedpact.core.stop import Target
+from fedpact.engines import DebugEngine, LocalEngine
+
+#: Step sizes that suit the small federation; an algorithm that is not named here runs with its defaults.
+SMALL = {
+    "fedepm": {"k0": 3, "eta": 1.5, "lam": 0.05, "mu0": 5.0, "c": 5.0, "alpha": 1.05},
+    "sfedavg": {"k0": 2, "scale": 0.02},
+    "sfedprox": {"k0": 2, "scale": 0.02, "mu": 0.1},
+    "fedavg": {"steps": 2},
+    "fedprox": {"steps": 2, "mu": 0.1},
+}
+#: The random parts: noise, and batches drawn from a client's rows.
+RANDOM = {
+    "sfedavg-noise": fp.SFedAvg(k0=2, scale=0.02, epsilon=20.0),
+    "fedavg-batch": fp.FedAvg(steps=2, step=0.2, batch=3, weights="rows"),
+}
+SETTINGS = {name: cls(**SMALL.get(name, {})) for name, cls in ALGORITHMS.items()}
+COHORTS = ((0, 2, 5), (1, 2, 3, 6), (4,), (), (0, 1, 2, 3, 4, 5, 6), (3, 6))
+OPTIONS = {"participation": COHORTS, "rounds": len(COHORTS)}
+ONE = LocalEngine(buckets=1)
+ZERO = vector(np.zeros(4), intercept=True)
+
+each = pytest.mark.parametrize("name", ALGORITHMS)
+each_and_random = pytest.mark.parametrize("settings", [*SETTINGS.values(), *RANDOM.values()], ids=[*SETTINGS, *RANDOM])
+with_presets = pytest.mark.parametrize(
+    ("name", "preset"), [(n, p) for n, cls in ALGORITHMS.items() for p in (None, *cls.presets)]
+)
+
+
+def module_of(name):
+    return sys.modules[ALGORITHMS[name].__module__]
+
+
+@pytest.fixture(scope="module")
+def rounds():
+    """One round of everyone by the literal loop, per algorithm."""
+    cache = {}
+
+    def of(name):
+        if name not in cache:
+            cache[name] = play(built(SETTINGS[name]), PROBLEM, parts(), ZERO, [range(7)])[0]
+        return cache[name]
+
+    return of
+
+
+# Settings
+
+
+@each
+def test_the_registry_knows_it_by_its_name(name):
+    assert ALGORITHMS[name].name == name
+    assert algorithm(name) is ALGORITHMS[name]
+    assert issubclass(ALGORITHMS[name], Settings)
+    assert getattr(fp, ALGORITHMS[name].__name__) is ALGORITHMS[name]
+
+
+def test_unknown_algorithms_are_named_with_the_nearest():
+    with pytest.raises(
+        UnknownName, match=r"^algorithm must be one of .*fedepm.*, got 'fedpem'\. Did you mean 'fedepm'\?$"
+    ):
+        algorithm("fedpem")
+
+
+@each
+def test_settings_go_to_plain_data_and_back(name):
+    for settings in (ALGORITHMS[name](), SETTINGS[name]):
+        plain = settings.to_dict()
+        assert list(plain) == [field.name for field in dataclasses.fields(settings)]
+        assert type(settings).from_dict(json.loads(json.dumps(plain))) == settings
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.name_of_no_setting = 1
+
+
+@each
+def test_the_label_names_what_differs_from_the_defaults(name):
+    cls = ALGORITHMS[name]
+    assert cls().label == cls.__name__
+    changed = {key: value for key, value in SMALL.get(name, {}).items() if getattr(cls(), key) != value}
+    inside = re.fullmatch(rf"{cls.__name__}\((.*)\)", SETTINGS[name].label).group(1) if changed else ""
+    assert sorted(inside.split(", ") if inside else []) == sorted(f"{key}={value}" for key, value in changed.items())
+
+
+@each
+def test_an_unknown_setting_comes_with_the_nearest_name(name):
+    cls = ALGORITHMS[name]
+    known = max((field.name for field in dataclasses.fields(cls)), key=len)
+    for make in (cls.from_dict, lambda values: cls.preset(next(iter(cls.presets)), **values)):
+        with pytest.raises(UnknownName) as caught:
+            make({known + "s": 1})
+        said = str(caught.value)
+        assert said.startswith(f"setting of {name} must be one of ")
+        assert said.endswith(f", got '{known}s'. Did you mean '{known}'?")
+        assert all(field.name in said for field in dataclasses.fields(cls))
+    with pytest.raises(UnknownName, match=rf"^{name} preset must be one of "):
+        cls.preset("no such preset")
+
+
+@with_presets
+def test_it_builds(name, preset):
+    cls = ALGORITHMS[name]
+    settings = cls() if preset is None else cls.preset(preset)
+    bundle = built(settings)
+    assert isinstance(bundle, Algorithm)
+    assert bundle.name == name
+    assert bundle.combine in ("sum", "each")
+    assert all(hasattr(PROBLEM, need) for need in bundle.needs)
+    assert all(isinstance(notice, str) and notice.endswith(".") for notice in bundle.notices)
+
+
+# Its page
+
+
+@each
+def test_the_module_s_page_is_the_paper_s_box(name):
+    page = inspect.getdoc(module_of(name))
+    lines = page.splitlines()
+    assert re.match(r"^\S.+\.$", lines[0]), "a title"
+    assert re.search(r"\b(19|20)\d\d\b", page), "the paper's year"
+    assert re.search(r"Algorithms? \d", page), "which algorithm of it"
+    for word in ("Server", "Client"):
+        assert any(line.startswith(word) for line in lines), word
+    assert any(line.startswith("paper → code:") for line in lines)
+    assert any(line.startswith("Differs from the paper:") for line in lines)
+
+
+@each
+def test_the_symbol_table_points_at_names_in_the_code(name):
+    module = module_of(name)
+    page = inspect.getdoc(module)
+    table = page[page.index("paper → code:") + len("paper → code:") : page.index("Differs from the paper")]
+    targets = re.findall(r"→ ([A-Za-z_][\w.]*)", table)
+    assert targets
+    own = "\n".join(inspect.getsource(module).split('"""')[2::2])  # outside every docstring
+    for target in targets:
+        last = target.rstrip(".").split(".")[-1]
+        assert re.search(rf"\b{last}\b", own), f"{target} is in the symbol table and not in the code"
+
+
+@each
+def test_every_setting_is_documented(name):
+    cls, page = ALGORITHMS[name], inspect.getdoc(module_of(name))
+    source = inspect.getsource(cls).splitlines()
+    for field in dataclasses.fields(cls):
+        (line,) = [text for text in source if re.match(rf"    {field.name}: ", text)]
+        assert "  # " in line or re.search(rf"\b{field.name}\b", page), (
+            f"{field.name} has no comment and is not on the page"
+        )
+
+
+@each
+def test_there_is_no_print_clock_or_file_in_it(name):
+    names = {n.id for n in ast.walk(ast.parse(inspect.getsource(module_of(name)))) if isinstance(n, ast.Name)}
+    assert not names & {"print", "open", "logging", "time", "os", "Path"}
+
+
+# Pure functions, and what crosses the wire
+
+
+def host(tree):
+    """NumPy copies, which a function could write to if it tried."""
+    return jax.tree.map(lambda a: np.array(a), tree)
+
+
+def bits(tree):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+@each_and_random
+def test_the_functions_are_pure(settings):
+    """Same call twice, same bits; and what went in is as it was."""
+    bundle, (x, y) = built(settings), parts()[1]
+    start, batch = host(ZERO), byhand.batch(x, y, client=1)
+
+    def call(f, *args):
+        before = bits(args)
+        once, twice = f(*args), f(*args)
+        assert bits(once) == bits(twice)
+        assert bits(args) == before
+        return once
+
+    client, hello = call(lambda w, b: bundle.join(w, b, key_of(3, JOIN_ROUND, 1)), start, batch)
+    server = call(bundle.init, start, host(byhand.stack([hello] * 3)))
+    msg = call(bundle.broadcast, host(server))
+    key = key_of(3, 0, 1)
+    _, upload, _ = call(
+        lambda m, c, b: bundle.client_step(m, c, b, PROBLEM.gradient, key), host(msg), host(client), batch
+    )
+    cohort = Cohort(None, jnp.array([True, False, True]))
+    call(lambda s, u: bundle.server_step(s, u, cohort), server, byhand.stack([upload] * 3))
+    call(bundle.measure, host(msg), host(client), batch)
+
+
+@each
+def test_the_wire_carries_named_tuples_of_arrays(name, rounds):
+    bundle, module, moment = built(SETTINGS[name]), module_of(name), rounds(name)
+    hello = jax.eval_shape(lambda b: bundle.join(ZERO, b, key_of(0, JOIN_ROUND, 0))[1], byhand.batch(*parts()[0]))
+    for kind, message in (("Hello", hello), ("Broadcast", moment.msg), ("Upload", moment.uploads[0])):
+        assert type(message).__name__ == kind
+        assert isinstance(message, tuple)
+        assert message._fields == getattr(inspect.getmodule(type(message)), kind)._fields
+        assert type(message).__doc__, f"{kind} says what it is"
+        assert all(hasattr(leaf, "dtype") and hasattr(leaf, "shape") for leaf in jax.tree.leaves(message))
+    assert type(moment.before).__name__ == "ServerState"
+    assert type(moment.clients_before[0]).__name__ == "ClientState"
+    assert inspect.getmodule(type(moment.msg)).__name__.startswith("fedpact.algorithms.")
+    assert module.__name__.startswith("fedpact.algorithms.")
+
+
+@each
+def test_every_note_is_declared(name, rounds):
+    bundle, moment = built(SETTINGS[name]), rounds(name)
+    notes = moment.notes[0]
+    assert type(notes).__name__ == "Notes"
+    assert set(bundle.notes) == set(notes._fields)
+    assert set(bundle.notes.values()) <= {"sum", "min", "max", "mean"}
+    assert "gradients" in bundle.notes
+    assert all(leaf.dtype == np.float64 and leaf.shape == () for leaf in jax.tree.leaves(notes))
+    assert type(moment.info).__name__ == "Info"
+    assert not set(moment.info._fields) & set(notes._fields)
+
+
+def size(message):
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(message))
+
+
+@each
+def test_bytes_are_participants_times_message_sizes(name, run_once, rounds):
+    bundle, moment = built(SETTINGS[name]), rounds(name)
+    hello = bundle.join(ZERO, byhand.batch(*parts()[0]), key_of(0, JOIN_ROUND, 0))[1]
+    history = run_once(SETTINGS[name], ONE, **OPTIONS).history
+    took_part = np.cumsum([0, *map(len, COHORTS)])
+    assert size(moment.uploads[0]) > 0
+    assert history.column("participants").tolist() == [0, *map(len, COHORTS)]
+    np.testing.assert_array_equal(history.column("bytes_up"), 7 * size(hello) + took_part * size(moment.uploads[0]))
+    np.testing.assert_array_equal(history.column("bytes_down"), took_part * size(moment.msg))
+    each_note = float(moment.notes[0].gradients)
+    np.testing.assert_allclose(history.column("gradients"), took_part * each_note, rtol=1e-12)
+
+
+# Precision
+
+
+def leaves_of_a_run(bundle, dtype, participation):
+    """Types of everything that lives through a round, in the loop that runs it; nothing is computed."""
+    loop = Loop(bundle, PROBLEM.gradient, ONE, Target("objective", -np.inf), 1, False)
+    order, data = ONE.load([byhand.federation(parts())], dtype)
+    root, start = jax.random.key(0), PROBLEM.init(3, dtype)
+    carry, hellos, _ = jax.eval_shape(loop.start, start, data, root)
+    cohorts = draw(participation, 0, 0, 2, 2, order[0], ONE.capacities(data, participation.capacity(7), False)).cohorts
+    after, _ = jax.eval_shape(loop.block, carry, data, cohorts, np.int64(2), np.float64(0), root)
+    first = jax.tree.map(lambda a: a[0], cohorts)
+    sent = jax.eval_shape(lambda s, d: loop.client_stage(s.server, s.clients, d, first, 0, root), carry.state, data)
+    msg = jax.eval_shape(bundle.broadcast, carry.state.server)
+    return {
+        "server": after.state.server,
+        "clients": after.state.clients,
+        "hello": hellos,
+        "broadcast": msg,
+        "upload": sent[1],
+        "model": bundle.model(after.state.server),
+    }
+
+
+@with_presets
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_run_stays_in_its_precision(name, preset, dtype):
+    cls = ALGORITHMS[name]
+    settings = cls(**SMALL.get(name, {})) if preset is None else cls.preset(preset)
+    for participation in (Everyone(), Fraction(0.4)):
+        for what, tree in leaves_of_a_run(built(settings), dtype, participation).items():
+            floats = {leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+            assert floats <= {np.dtype(dtype)}, f"{what} has {floats}"
+
+
+@each
+def test_numbers_of_numpy_are_numbers(name):
+    """A setting swept with np.logspace is a NumPy double: it must not lift a run in single precision to double."""
+    numbers = {k: np.float64(v) for k, v in SMALL.get(name, {}).items() if isinstance(v, float)}
+    settings = ALGORITHMS[name](**numbers)
+    for what, tree in leaves_of_a_run(built(settings), np.float32, Everyone()).items():
+        floats = {leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+        assert floats <= {np.dtype(np.float32)}, f"{what} has {floats}"
+
+
+# Runs
+
+
+def same_history(a, b, rows=None):
+    assert set(a.columns) == set(b.columns)
+    for name in a.columns:
+        if "seconds" not in name:
+            np.testing.assert_allclose(b.column(name), a.column(name)[:rows], rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+@each
+def test_buckets_change_nothing(name, run_once):
+    settings = SETTINGS[name]
+    many = LocalEngine(buckets=4 if name == "fedepm" else 2)
+    a, b = run_once(settings, ONE, **OPTIONS), run_once(settings, many, **OPTIONS)
+    assert relative(flat(b.model.w), flat(a.model.w)) <= 1e-12
+    same_history(a.history, b.history)
+
+
+@each
+def test_the_debug_engine_gives_the_same_rounds(name, run_once):
+    a = run_once(SETTINGS[name], ONE, **OPTIONS)
+    b = run_once(SETTINGS[name], DebugEngine(), participation=COHORTS[:2], rounds=2)
+    same_history(a.history, b.history, rows=3)
+
+
+@each_and_random
+def test_a_run_is_the_literal_loop_s(settings, run_once):
+    moments = play(built(settings), PROBLEM, parts(), ZERO, COHORTS)
+    run = run_once(settings, ONE, **OPTIONS)
+    assert relative(flat(run.model.w), flat(moments[-1].after.w)) <= 1e-12
+    for t, moment in enumerate(moments):
+        w = flat(moment.after.w)
+        f = np.mean([byhand.value(PROBLEM, w, x, y) for x, y in parts()])
+        g = np.mean([byhand.gradient(PROBLEM, w, x, y) for x, y in parts()], axis=0)
+        right = sum(np.sum((np.column_stack([x, np.ones(len(x))]) @ w > 0) == (y > 0.5)) for x, y in parts())
+        assert run.history.column("objective")[t + 1] == pytest.approx(f, rel=1e-12)
+        assert run.history.column("gradient")[t + 1] == pytest.approx(g @ g, rel=1e-9)
+        assert run.history.column("accuracy")[t + 1] == pytest.approx(right / sum(byhand.SIZES), rel=1e-12)
+
+
+@each_and_random
+def test_the_seed_decides_a_run(settings, run_once):
+    again = fp.run(settings, PROBLEM, byhand.federation(parts()), engine=ONE, **OPTIONS)
+    np.testing.assert_array_equal(flat(again.model.w), flat(run_once(settings, ONE, **OPTIONS).model.w))
+    if settings in RANDOM.values():
+        other = fp.run(settings, PROBLEM, byhand.federation(parts()), engine=ONE, seed=1, **OPTIONS)
+        assert np.all(flat(other.model.w) != flat(again.model.w))
+
+
+@each
+def test_the_order_of_the_clients_does_not_matter(name):
+    """With everyone and no randomness the server's model is the same beyond rounding."""
+    order = [3, 6, 0, 5, 1, 4, 2]
+    bundle = built(SETTINGS[name])
+    a = play(bundle, PROBLEM, parts(), ZERO, [range(7)] * 2)[-1]
+    b = play(bundle, PROBLEM, [parts()[i] for i in order], ZERO, [range(7)] * 2)[-1]
+    assert relative(flat(b.after.w), flat(a.after.w)) <= 1e-13
+    for place, i in enumerate(order):
+        for one, other in zip(jax.tree.leaves(a.uploads[i]), jax.tree.leaves(b.uploads[place]), strict=True):
+            assert relative(other, one) <= 1e-12
+
+
+@each
+def test_it_makes_progress(name, run_once):
+    objective = run_once(SETTINGS[name], ONE, **OPTIONS).history.column("objective")
+    assert np.all(np.isfinite(objective))
+    assert objective[-1] < objective[0]
+    assert objective[4] == pytest.approx(objective[3], rel=1e-12)  # nobody took part

@@ -1,0 +1,73 @@
+"""The form of fedpact's sentences."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedpact.core.errors import (
+    CheckpointError,
+    ClientError,
+    DataError,
+    DatasetMissing,
+    FedpactError,
+    InvalidArgument,
+    OutputError,
+    UnknownName,
+    is_number,
+    require,
+    require_positive_int,
+    unknown,
+)
+
+
+def sentence(call, *args, **kwargs):
+    with pytest.raises(FedpactError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+def test_require_says_name_symbol_constraint_value_and_hint():
+    said = sentence(require, False, "eta", "above 0", -1.5, symbol="η", hint="Leave it out.")
+    assert said == "eta (η) must be above 0, got -1.5. Leave it out."
+    assert sentence(require, False, "rows", "at least 2", 1) == "rows must be at least 2, got 1."
+    require(True, "rows", "at least 2", 2)
+
+
+def test_long_values_are_cut():
+    said = sentence(require, False, "x", "short", "y" * 500)
+    assert said.endswith("....")
+    assert len(said) < 120
+
+
+@pytest.mark.parametrize("value", [0, -3, 1.0, True, "2", None])
+def test_positive_integers(value):
+    said = sentence(require_positive_int, "k0", value, symbol="k0")
+    assert said == f"k0 (k0) must be an integer of at least 1, got {value!r}."
+    require_positive_int("k0", 1)
+
+
+def test_numbers():
+    assert all(map(is_number, (1, 0.5, -2)))
+    assert not any(map(is_number, (True, "1", None, 1j, [1])))
+
+
+def test_unknown_names_come_with_the_nearest_and_all_of_them():
+    error = unknown("algorithm", "fedemp", ["sfedavg", "fedepm", "fedavg"])
+    assert str(error) == "algorithm must be one of fedavg, fedepm, sfedavg, got 'fedemp'. Did you mean 'fedepm'?"
+    assert str(unknown("preset", "zzz", ["paper"])) == "preset must be one of paper, got 'zzz'."
+    assert str(unknown("preset", "x", [])) == "preset must be one of (none), got 'x'."
+    assert "Did you mean 'FedEPM'?" in str(unknown("name", "fedepm", ["FedEPM"]))
+
+
+def test_every_error_is_also_what_python_calls_it():
+    for mine, python in (
+        (InvalidArgument, ValueError),
+        (UnknownName, KeyError),
+        (DataError, ValueError),
+        (DatasetMissing, DataError),
+        (OutputError, OSError),
+    ):
+        assert issubclass(mine, FedpactError)
+        assert issubclass(mine, python)
+        assert str(mine("a sentence.")) == "a sentence."
+    assert all(issubclass(kind, FedpactError) for kind in (CheckpointError, ClientError))

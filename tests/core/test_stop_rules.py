@@ -1,0 +1,149 @@
+"""Stop rules, each against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedpact.core.errors import InvalidArgument
+from fedpact.core.stop import GradientNorm, Outcome, Rounds, Seconds, Target, Variance, any_of
+
+
+def recent(**columns):
+    return {name: jnp.asarray(values, jnp.float64) for name, values in columns.items()}
+
+
+def fired(rule, **columns):
+    plain = bool(rule.fired(recent(**columns)))
+    assert bool(jax.jit(rule.fired)(recent(**columns))) == plain  # on the host and in a compiled block alike
+    return plain
+
+
+def test_rounds():
+    assert [fired(Rounds(3), round=[t]) for t in (0.0, 2.0, 3.0, 4.0)] == [False, False, True, True]
+
+
+def test_target_from_above_and_from_below():
+    assert [fired(Target("objective", 0.5), objective=[f]) for f in (0.51, 0.5, 0.1)] == [False, True, True]
+    rule = Target("accuracy", 0.8, above=True)
+    assert [fired(rule, accuracy=[a]) for a in (0.79, 0.8, 0.9)] == [False, True, True]
+    assert rule.reads == ("accuracy",)
+    assert not fired(Target("objective", 0.5), objective=[math.nan])
+    assert not fired(rule, accuracy=[math.nan])
+
+
+def test_gradient_norm_is_strict_and_on_the_squared_norm_column():
+    assert [fired(GradientNorm(1e-6), gradient=[g]) for g in (2e-6, 1e-6, 9e-7)] == [False, False, True]
+    assert GradientNorm().tolerance == 1e-6
+
+
+def test_seconds():
+    assert [fired(Seconds(1.5), seconds=[s]) for s in (1.0, 1.5, 2.0)] == [False, True, True]
+
+
+def test_variance_by_hand():
+    """1, 2, 3, 4: mean 2.5, squares 2.25+.25+.25+2.25 = 5, sample variance 5/3 (not 5/4). Bound tol/(1+|f|) = tol/5."""
+    f = [1.0, 2.0, 3.0, 4.0]
+    assert fired(Variance(5 / 3 * 5 * 1.0001), objective=f)
+    assert not fired(Variance(5 / 3 * 5 * 0.9999), objective=f)
+    assert not fired(Variance(1.5 * 5), objective=f)  # the population's variance 1.25 would do
+    assert fired(Variance(5 / 3 * 5 * 1.0001), objective=[-v for v in f])  # 1 + |−4| is 5 too
+    assert not fired(Variance(5 / 3 * 5 * 0.9999), objective=[-v for v in f])
+    assert fired(Variance(5 / 3 * 2 * 1.0001), objective=f[::-1])  # the newest is last: 1 + |1| = 2
+    assert not fired(Variance(5 / 3 * 2 * 0.9999), objective=f[::-1])
+
+
+def test_equal_objectives_have_no_variance():
+    assert fired(Variance(1e-300), objective=[0.5] * 4)
+
+
+def test_a_window_that_is_not_full_fires_nothing():
+    assert not fired(Variance(1e9), objective=[math.nan, 1, 1, 1])
+    assert fired(Variance(1e9), objective=[2, 1, 1, 1])
+
+
+def test_either_and_both():
+    a, b = Target("objective", 0.5), GradientNorm(1e-3)
+    for f, g in ((0.4, 1e-2), (0.6, 1e-4), (0.4, 1e-4), (0.6, 1e-2)):
+        one, other = f <= 0.5, g < 1e-3
+        assert fired(a | b, objective=[f], gradient=[g]) == (one or other)
+        assert fired(a & b, objective=[f], gradient=[g]) == (one and other)
+    assert (a | b).reads == (a & b).reads == ("objective", "gradient")
+
+
+def test_each_rule_of_a_pair_sees_its_own_window():
+    """Over the last two (1, 1) the variance is 0; over all four it is not; the target sees the newest alone."""
+    short, long = Variance(1e-6, window=2), Variance(1e-6, window=4)
+    f = [9.0, 5.0, 1.0, 1.0]
+    assert (short | long).window == (short & long).window == 4
+    assert fired(short | long, objective=f)
+    assert not fired(short & long, objective=f)
+    assert fired(short & Target("objective", 1.0), objective=[5.0, 1.0, 1.0])
+    assert not fired(short & Target("objective", 0.9), objective=[0.5, 1.0, 1.0])
+
+
+def test_nested_pairs():
+    rule = (Target("objective", 0.5) & GradientNorm(1e-3)) | Rounds(10)
+    assert fired(rule, objective=[1.0], gradient=[1.0], round=[10.0])
+    assert fired(rule, objective=[0.1], gradient=[1e-4], round=[1.0])
+    assert not fired(rule, objective=[0.1], gradient=[1.0], round=[1.0])
+    assert set(rule.reads) == {"objective", "gradient", "round"}
+    deep = Variance(1e-6, window=3) | rule
+    assert not fired(deep, objective=[1.0, 2.0, 3.0], gradient=[1.0] * 3, round=[1.0, 2.0, 3.0])
+    assert fired(deep, objective=[1.0, 2.0, 3.0], gradient=[1.0] * 3, round=[8.0, 9.0, 10.0])
+
+
+def test_any_of_a_list():
+    rules = [Rounds(3), GradientNorm(1e-3)]
+    assert any_of(rules[0]) is rules[0]
+    assert fired(any_of(*rules), round=[3.0], gradient=[1.0])
+    assert not fired(any_of(*rules), round=[2.0], gradient=[1.0])
+
+
+def test_the_paper_s_rule():
+    """‖∇f‖² < 1e-6 or var of the last four f ≤ n·1e-8/(1+|f|), here with n = 14."""
+    rule = GradientNorm(1e-6) | Variance(14 * 1e-8)
+    f = [0.5431 + d for d in (3e-4, 2e-4, 1e-4, 0)]  # sample variance 5/3 · 1e-8 ≤ 14e-8/1.5431 = 9.07e-8
+    assert fired(rule, objective=f, gradient=[math.nan, 1, 1, 1])
+    f = [0.5431 + 3 * d for d in (3e-4, 2e-4, 1e-4, 0)]  # 9 · 5/3 · 1e-8 = 1.5e-7
+    assert not fired(rule, objective=f, gradient=[1, 1, 1, 1])
+
+
+def test_rules_that_differ_are_written_differently():
+    """A run's digest holds the rule's text."""
+    rules = [
+        Variance(1e-3),
+        Variance(1e-3, window=5),
+        Rounds(3),
+        Rounds(3) | Rounds(4),
+        Rounds(3) & Rounds(4),
+        (Rounds(3) | Rounds(4)) & Rounds(5),
+        Rounds(3) | (Rounds(4) & Rounds(5)),
+        (Rounds(3) & Rounds(4)) | Rounds(5),
+    ]
+    assert len({repr(rule) for rule in rules}) == len(rules)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Rounds(0), r"rounds must be an integer of at least 1, got 0\."),
+        (lambda: Rounds(2.5), r"rounds must be an integer of at least 1, got 2\.5\."),
+        (lambda: Target("objective", "low"), r"target must be a number, got 'low'\."),
+        (lambda: Target("objective", math.nan), r"target must be a number, got nan\."),
+        (lambda: GradientNorm(0), r"tolerance must be a number above 0, got 0\."),
+        (lambda: Variance(-1.0), r"tolerance must be a number above 0, got -1\.0\."),
+        (lambda: Variance(1.0, window=1), r"window must be an integer of at least 2, got 1\."),
+        (lambda: Seconds(math.nan), r"seconds must be a number above 0, got nan\."),
+    ],
+)
+def test_bad_rules_are_refused(make, said):
+    with pytest.raises(InvalidArgument, match=f"^{said}$"):
+        make()
+
+
+def test_outcomes_are_sentences():
+    assert all(" " in outcome.value for outcome in Outcome)

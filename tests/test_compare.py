@@ -1,0 +1,164 @@
+"""Comparing runs: what each needed to reach the same target, from files and from folders."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers_experiment import experiment, history_cells, write_csv, write_toml
+
+from fedpact.compare import gather, load, race
+from fedpact.core.errors import DataError, InvalidArgument, UnknownName
+from fedpact.core.history import History
+from fedpact.core.stop import Outcome
+
+
+def fake(name: str, objective: list[float], digest: str = "d", **columns: list[float]) -> SimpleNamespace:
+    """A finished run with a history of these columns; the costs of round t are 1000t up, 10t down, 7t, t/4 s."""
+    t = np.arange(len(objective), dtype=float)
+    costs = {"round": t, "bytes_up": 1000 * t, "bytes_down": 10 * t, "gradients": 7 * t, "seconds": t / 4}
+    values = costs | {"objective": np.array(objective)} | {k: np.array(v, float) for k, v in columns.items()}
+    history = History(values)
+    history.extend(values)
+    config = {"data": {"digest": digest, "dataset": "x", "split": "y"}}
+    return SimpleNamespace(name=name, history=history, config=config)
+
+
+def test_a_target_is_reached_in_the_first_round_that_meets_it():
+    rows, target = race([fake("a", [9, 5, 3, 4, 2]), fake("b", [9, 8, 7, 6, 3])], "objective", 3.0, False)
+    assert target == 3.0
+    a, b = rows
+    assert a == {"run": "a", "rounds": 2, "megabytes": 2020 / 1e6, "gradients": 14.0, "seconds": 0.5, "best": 2.0}
+    assert b == {"run": "b", "rounds": 4, "megabytes": 4040 / 1e6, "gradients": 28.0, "seconds": 1.0, "best": 3.0}
+
+
+def test_a_target_that_is_not_reached():
+    rows, _ = race([fake("a", [9, 5, 3]), fake("b", [9, 8, 7])], "objective", 5.0, False)
+    assert rows[0]["rounds"] == 1
+    assert rows[1] == {"run": "b", "rounds": "> 2", "megabytes": None, "gradients": None, "seconds": None, "best": 7.0}
+
+
+def test_without_a_target_it_is_the_best_value_that_all_reach():
+    rows, target = race([fake("a", [9, 2, 1]), fake("b", [9, 6, 4, 5])], "objective", None, False)
+    assert target == 4.0  # b's best; a's best is better
+    assert [row["rounds"] for row in rows] == [1, 2]
+
+
+def test_above_turns_the_race_round():
+    a = fake("a", [1, 1, 1], accuracy=[0.5, 0.7, 0.9])
+    b = fake("b", [1, 1, 1], accuracy=[0.5, 0.8, 0.75])
+    rows, target = race([a, b], "accuracy", None, True)
+    assert target == 0.8  # the best that b reaches
+    assert [row["rounds"] for row in rows] == [2, 1]
+    assert [row["best"] for row in rows] == [0.9, 0.8]
+    rows, _ = race([a, b], "accuracy", 0.7, True)
+    assert [row["rounds"] for row in rows] == [1, 1]
+
+
+def test_rounds_that_were_not_measured_reach_nothing():
+    rows, _ = race([fake("a", [9, math.nan, 3, math.nan])], "objective", 5.0, False)
+    assert rows[0]["rounds"] == 2
+    assert rows[0]["best"] == 3.0
+
+
+def test_the_start_can_be_the_target():
+    rows, _ = race([fake("a", [9, 5])], "objective", 10.0, False)
+    assert (rows[0]["rounds"], rows[0]["megabytes"]) == (0, 0.0)
+
+
+def test_a_column_that_was_never_measured_is_refused():
+    with pytest.raises((InvalidArgument, DataError), match="snr"):
+        race([fake("a", [9, 5], snr=[math.nan, math.nan])], "snr", None, False)
+
+
+def test_runs_of_other_data_are_refused():
+    runs = [fake("a", [1.0]), fake("b", [1.0], digest="other")]
+    with pytest.raises(
+        InvalidArgument, match=r"runs must be of the same data and split to be compared, got 2 different"
+    ):
+        race(runs, "objective", None, False)
+
+
+def test_an_unknown_column_is_refused():
+    with pytest.raises(UnknownName, match=r"column must be one of .* got 'objectiv'. Did you mean 'objective'"):
+        race([fake("a", [1.0])], "objectiv", None, False)
+
+
+# Folders and files
+
+
+def test_a_loaded_run_is_the_run(finished):
+    run = load(finished)
+    result = json.loads((finished / "result.json").read_text())
+    assert run.name == "patients"
+    assert run.outcome_kind is Outcome.ROUNDS
+    assert run.outcome == result["outcome"]
+    assert run.summary == result["summary"]
+    assert run.metrics == result["metrics"]
+    assert run.config == json.loads((finished / "config.json").read_text())
+    assert [float(row["objective"]) for row in history_cells(finished)] == run.history.column("objective").tolist()
+
+
+def test_two_folders_of_one_name_are_told_apart(finished):
+    assert [run.name for run in gather([str(finished), str(finished), str(finished)])] == [
+        "patients",
+        "patients #2",
+        "patients #3",
+    ]
+
+
+def test_an_unfinished_folder_is_refused(finished):
+    (finished / "result.json").unlink()
+    with pytest.raises(
+        DataError, match=r"folder must be of a finished run, got .* without result.json.*fedpact resume"
+    ):
+        load(finished)
+
+
+def test_folders_on_the_command(command, finished, tmp_path):
+    objective = [float(row["objective"]) for row in history_cells(finished)]
+    target = sorted(objective)[2]
+    expected = next(t for t, f in enumerate(objective) if f <= target)
+    done = command("compare", finished, finished, "--target", repr(target), "--json", "--out", "page")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert result["column"] == "objective"
+    assert result["target"] == target
+    assert [row["run"] for row in result["runs"]] == ["patients", "patients #2"]
+    for row in result["runs"]:
+        assert row["rounds"] == expected
+        assert row["best"] == min(objective)
+    assert (tmp_path / result["report"]).is_file()
+    assert "patients #2" in (tmp_path / result["report"]).read_text(encoding="utf-8")
+    words = command("compare", finished, "--column", "accuracy", "--above", "--target", "2")
+    assert words.code == 0
+    assert "to reach accuracy ≥ 2" in words.out
+    assert "> 6" in words.out
+
+
+def test_files_on_the_command(command, people, tmp_path):
+    write_toml(tmp_path / "long.toml", experiment(algorithm={"scale": 2.0}) | {"name": "long steps"})
+    done = command("compare", people, "long.toml", "--set", "run.rounds=4", "--json")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert [row["run"] for row in result["runs"]] == ["patients", "long steps"]
+    assert result["target"] == max(row["best"] for row in result["runs"])
+    assert all(isinstance(row["rounds"], int) and row["rounds"] <= 4 for row in result["runs"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["long.toml", "people.csv", "people.toml"]
+
+
+def test_the_notices_of_a_run_are_in_the_report_that_compares_its_folder(command, tmp_path):
+    """The README promises that every report of a run with the paper's noise says that it is no guarantee."""
+    write_csv(tmp_path / "people.csv")
+    tables = experiment(run={"rounds": 2})
+    tables["algorithm"] = {"name": "fedepm", "k0": 3, "epsilon": 0.5, "eta": 0.01, "mu0": 10.0}
+    write_toml(tmp_path / "noisy.toml", tables)
+    done = command("run", "noisy.toml", "--out", "noisy", "--json")
+    assert done.code == 0, done.err
+    assert any("no guarantee" in notice for notice in json.loads(done.out)["notices"])
+    assert "no guarantee" in (tmp_path / "noisy" / "report.html").read_text(encoding="utf-8")
+    assert command("compare", "noisy", "--out", "page").code == 0
+    assert "no guarantee" in (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
