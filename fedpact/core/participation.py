@@ -178,7 +178,7 @@ class Schedule:
 
 def as_participation(value: Any) -> Participation:
     """A scheme from what users write: a number ρ, a scheme, or a list of rounds."""
-    if is_number(value):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         _check_rate(value)
         return Everyone() if value == 1 else Fraction(float(value))
     if isinstance(value, (list, tuple)):
