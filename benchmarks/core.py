@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,7 +194,7 @@ def driven(
 
 def best_block(marks: list[Mark]) -> float:
     """Milliseconds a round in the best block. The first block compiles and does not count."""
-    pairs = list(zip(marks[:-1], marks[1:], strict=True))
+    pairs = list(pairwise(marks))
     longest = max(b.rounds - a.rounds for a, b in pairs)
     return min(1e3 * (b.at - a.at) / (b.rounds - a.rounds) for a, b in pairs if b.rounds - a.rounds > longest // 2)
 
@@ -253,7 +254,7 @@ def agree(federation: Any, participation: Any, k: Constants, rounds: int = 5) ->
 
 def rounds_table(dataset: Any, sizes: list[int], repetitions: int) -> tuple[list[str], list[str]]:
     lines = [
-        "| clients | in a round | fedpact, ms | (a) loops, ms | (b) flat, ms | (a) / fedpact | (b) / fedpact | differ by |",
+        "| clients | active | fedpact, ms | (a) loops, ms | (b) flat, ms | (a) / fedpact | (b) / fedpact | differ by |",
         "|---|---|---|---|---|---|---|---|",
     ]
     verdicts = []

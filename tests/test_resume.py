@@ -106,14 +106,6 @@ def test_stop_rules_look_back_across_the_cut_and_stay_met(federation, tmp_path):
     same_bits(tmp_path / "cut", tmp_path / "whole")
 
 
-def test_a_target_stops_the_run_where_it_is_first_met(federation, tmp_path):
-    f = train(federation, None, 12).history.column("objective")
-    target = float(np.sort(f)[3])
-    end = train(federation, None, 12, stop=stop.Target("objective", target))
-    assert end.outcome_kind is Outcome.STOPPED
-    assert end.history.rounds == int(np.flatnonzero(f <= target)[0])
-
-
 def test_where_a_run_is_cut_does_not_decide_how_its_rounds_are_computed(tmp_path):
     """One crowded round makes its whole block take everyone's slots; a cut moves the block, and must not move bits."""
     rng = np.random.default_rng(0)

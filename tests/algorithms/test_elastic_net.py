@@ -41,7 +41,7 @@ def families(m, rng):
 
 
 def device(z, lam, eta):
-    """The path of JAX arrays, step by step; always 200 columns wide, so that one m is one set of compiled operations."""
+    """The path of JAX arrays, step by step; always 200 columns wide, so that operations are compiled once for an m."""
     wide = np.resize(z.T, (200, z.shape[0])).T
     with jax.disable_jit():
         out = elastic_net_center(jnp.asarray(wide), lam, eta)

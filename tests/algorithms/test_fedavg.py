@@ -150,7 +150,7 @@ def test_many_steps_of_fedprox_solve_its_subproblem():
     w, mu = np.random.default_rng(3).normal(size=4), 0.6
     x, y = parts()[1]
     gamma = 1 / (byhand.lipschitz(PROBLEM, x) + mu)
-    algorithm = built(FedProx(mu=mu, steps=200))
+    algorithm = built(FedProx(mu=mu, steps=500))
     run = jax.jit(
         lambda msg: algorithm.client_step(
             msg, ClientState(jnp.asarray(gamma)), byhand.batch(x, y), PROBLEM.gradient, key_of(0, 0, 0)

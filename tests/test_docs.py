@@ -1,0 +1,169 @@
+"""What the documentation says is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedpact as fp
+from fedpact.algorithms import ALGORITHMS
+from fedpact.core.contract import Algorithm, Batch, wire_bytes
+from fedpact.core.errors import InvalidArgument
+from fedpact.core.keys import client_key
+from fedpact.data.partition import SPLITS
+from fedpact.experiment import RUN_KEYS, SCHEMES, STOPS, TABLES
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+SHARED_PAGE = {"sfedprox": "sfedavg"}
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def page_of(name: str) -> str:
+    return text(DOCS / "algorithms" / f"{SHARED_PAGE.get(name, name)}.md")
+
+
+def anchors(path: Path) -> set[str]:
+    """The headings of a page as GitHub links to them."""
+    titles = re.findall(r"^#+ (.+)$", text(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text(page)):
+        if re.match(r"\w+://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{target} does not exist"
+        if anchor:
+            assert anchor in anchors(found), f"{target} has no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_is_short(page):
+    assert len(text(page).splitlines()) <= 160
+
+
+@pytest.fixture(scope="module")
+def skeleton():
+    spec = importlib.util.spec_from_file_location("skeleton_algorithm", DOCS / "skeleton_algorithm.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def small() -> fp.data.Federation:
+    return fp.data.synthetic(kind="least_squares", rows=60, features=3).split(clients=4, seed=1)
+
+
+def test_the_skeleton_runs_and_its_steps_are_gradient_steps(skeleton):
+    federation, step = small(), 0.25
+    run = fp.run(skeleton.FedSGD(step=step), fp.LeastSquares(), federation, rounds=3)
+    w = np.zeros(3)
+    for _ in range(3):
+        gradients = [x.T @ (x @ w - y) / len(y) for x, y in map(federation.client, range(4))]
+        w = w - step * np.mean(gradients, axis=0)
+    np.testing.assert_allclose(run.model.w.tree["w"], w, rtol=1e-12)
+    assert run.history.rounds == 3
+    assert {"gradients", "step_gradient"} <= set(run.history.columns)
+    assert run.summary["gradients"] == 12
+    assert run.history.column("bytes_up").tolist() == [4 * 8 + t * 4 * 3 * 8 for t in range(4)]
+
+
+def test_the_skeleton_takes_the_theory_step_and_refuses_bad_ones(skeleton):
+    run = fp.run(skeleton.FedSGD(), fp.LeastSquares(), small(), rounds=3)
+    assert np.all(np.diff(run.history.column("objective")) < 0)
+    with pytest.raises(InvalidArgument, match="step"):
+        skeleton.FedSGD(step=-1.0)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithms_page_opens_with_who_sees_what(name):
+    sections = re.split(r"^## ", page_of(name), flags=re.MULTILINE)
+    title, _, body = sections[1].partition("\n")
+    assert title == "Who sees what"
+    firsts = re.findall(r"^\| ([^|]+) \|", body, re.MULTILINE)
+    assert firsts[:1] == ["message"]
+    assert {"Hello", "Broadcast", "Upload", "never leaves the client"} <= set(firsts)
+
+
+def messages(name: str) -> tuple[Algorithm, dict[str, Any], dict[str, Any]]:
+    """An algorithm for five parameters, its messages and its measures, from their types alone: nothing is computed."""
+    problem = fp.Logistic()
+    algorithm = ALGORITHMS[name]().build(problem, 4, 1.0)
+    batch = Batch(np.ones((4, 10, 5)), np.ones((4, 10)), np.ones((4, 10)), np.arange(4))
+    w0 = problem.init(5, np.float64)
+
+    def round_of(batch: Batch) -> Any:
+        key = client_key(jax.random.key(0), 0, 0)
+        clients, hellos = jax.vmap(lambda b: algorithm.join(w0, b, key))(batch)
+        msg = algorithm.broadcast(algorithm.init(w0, hellos))
+        step = jax.vmap(lambda c, b: algorithm.client_step(msg, c, b, problem.gradient, key))
+        measures = jax.vmap(lambda c, b: algorithm.measure(msg, c, b))(clients, batch)
+        return {"Hello": hellos, "Broadcast": msg, "Upload": step(clients, batch)[1]}, measures
+
+    return algorithm, *jax.eval_shape(round_of, batch)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_bytes_on_an_algorithms_page_are_those_of_its_messages(name):
+    _, sent, _ = messages(name)
+    for message, content in sent.items():
+        size = wire_bytes(content) / (1 if message == "Broadcast" else 4)
+        (row,) = re.findall(rf"^\| {message} \|.*$", page_of(name), re.MULTILINE)
+        stated = row.split(" | ")[2]
+        assert eval(stated.replace("8n", "8 * 5"), {}) == size, f"{message}: {stated}"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_setting_and_preset_is_on_its_page(name):
+    page = page_of(name)
+    for field in dataclasses.fields(ALGORITHMS[name]):
+        assert f"`{field.name}`" in page, field.name
+    for preset in ALGORITHMS[name].presets:
+        assert f"`{preset}`" in page, preset
+
+
+@pytest.mark.parametrize("name", fp.__all__)
+def test_every_public_name_has_a_docstring(name):
+    thing = getattr(fp, name)
+    assert (inspect.getdoc(thing) or "").strip()
+    if inspect.isclass(thing):
+        assert "__doc__" in vars(thing)
+        assert not str(thing.__doc__).startswith(f"{name}(")  # what a dataclass makes up for itself
+
+
+@pytest.mark.parametrize("key", [*RUN_KEYS, *STOPS, *SCHEMES, *SPLITS, *fp.data.names(), *(f"[{t}]" for t in TABLES)])
+def test_every_key_is_in_the_reference(key):
+    assert f"`{key}`" in text(DOCS / "experiments.md")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_column_is_in_the_reference(name):
+    page = text(DOCS / "experiments.md")
+    always = ("round", "accuracy", "participants", "bytes_up", "bytes_down", "gradients", "seconds", "local_seconds")
+    algorithm, _, measures = messages(name)
+    for column in {*always, *algorithm.notes, *algorithm.info, *measures} - {"rows", "correct"}:
+        assert f"`{column}`" in page, column
+
+
+def test_the_benchmark_finds_its_place_on_the_page():
+    page = text(DOCS / "benchmarks.md")
+    assert page.index("<!-- results:core -->") < page.index("<!-- end -->")
