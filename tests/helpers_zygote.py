@@ -42,13 +42,12 @@ def child(request: dict) -> int:
     if request["file_limit"] is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that a write fails with EFBIG, as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"], resource.RLIM_INFINITY))
-    import fedpact.report.html
-    import fedpact.run
-
     if not request["plots"]:  # the plots are most of a short run's time
-        fedpact.report.html.plots_section = lambda *_: ""
-    if request["checkpoint_seconds"] is not None:
-        fedpact.run.CHECKPOINT_SECONDS = request["checkpoint_seconds"]
+        importlib.import_module("fedpact.report.html").plots_section = lambda *_: ""
+    if request["checkpoint_seconds"] is not None:  # `fedpact.run` itself is the function, not the module
+        module = importlib.import_module("fedpact.run")
+        assert module.CHECKPOINT_SECONDS > 0
+        module.CHECKPOINT_SECONDS = request["checkpoint_seconds"]
     from fedpact.cli import main
 
     try:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers_experiment import experiment, history_cells, write_csv, write_toml
 
+import fedpact
 from fedpact.compare import gather, load, race
 from fedpact.core.errors import DataError, InvalidArgument, UnknownName
 from fedpact.core.history import History
@@ -88,6 +89,11 @@ def test_an_unknown_column_is_refused():
 
 
 # Folders and files
+
+
+def test_the_function_of_the_same_name_is_still_there():
+    """Importing the module fedpact.compare (as above, and as the command does) must not hide fedpact.compare(…)."""
+    assert callable(fedpact.compare)
 
 
 def test_a_loaded_run_is_the_run(finished):

@@ -60,10 +60,14 @@ def patience(process, folder: Path, moment: str, rng) -> None:
         "writing": lambda: {name for name in names(folder) if "checkpoint" in name},  # also under a temporary name
         "checkpoint": lambda: newest(folder),  # rounds are being run
     }[moment]
-    before, looks = watched(), 0
-    while watched() == before and (looks % 100 or process.poll() is None):
-        looks += 1
-        time.sleep(0 if moment != "checkpoint" else 0.002)
+    looks = 0
+    for _ in range(
+        rng.integers(1, 12) if moment == "writing" else 1
+    ):  # a temporary name, the rename, an old one gone, …
+        before = watched()
+        while watched() == before and (looks % 100 or process.poll() is None):
+            looks += 1
+            time.sleep(0 if moment != "checkpoint" else 0.002)
     if moment == "checkpoint":
         time.sleep(rng.uniform(0, 0.15))
 

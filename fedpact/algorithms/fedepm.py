@@ -145,7 +145,7 @@ def _search(z: Any, ratio: Any) -> Any:
     mean = jnp.mean(z, axis=0)
 
     def level(s: Any) -> Any:
-        return mean + ratio * ((2 * s - m) / m)
+        return mean + ratio * ((2 * s - m) / m).astype(z.dtype)
 
     def halve(_: Any, ends: tuple[Any, Any]) -> tuple[Any, Any]:
         low, high = ends
@@ -247,7 +247,8 @@ class FedEPM(Settings):
 
             def local(j: Any, carry: tuple[Vector, Any]) -> tuple[Vector, Any]:
                 gap = carry[0] - w
-                mu = mu0 * (1 + c * gap.norm2()) * alpha ** (msg.round * k0 + j + 1)  # (20), first line
+                growth = (alpha ** (msg.round * k0 + j + 1)).astype(d.dtype)
+                mu = mu0 * (1 + c * gap.norm2()) * growth  # (20), first line
                 mu_bar = mu / d
                 return w + soft(mu_bar * gap - g, lam) / (eta + mu_bar), mu  # (20), second and third
 

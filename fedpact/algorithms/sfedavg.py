@@ -71,7 +71,7 @@ class Info(NamedTuple):
 
 def paper_step(d: Any, k: Any, k0: int) -> Any:
     """γ_i^k = 2d_i/√(2k0 + ⌈k/k0⌉) (38); k0(τ) + j has ⌈k/k0⌉ = τ for j = 0 and τ + 1 after."""
-    return 2 * d / jnp.sqrt(2 * k0 + jnp.ceil(k / k0))
+    return 2 * d / jnp.sqrt(2 * k0 + jnp.ceil(k / k0)).astype(d.dtype)
 
 
 def _check(settings: Any) -> None:
@@ -139,7 +139,7 @@ def _build(settings: Any, problem: Any, *, mu: float, inner: int) -> Algorithm:
 
     def join(w0: Vector, batch: Any, key: Any) -> tuple[ClientState, Hello]:
         z0 = w0 if epsilon is None else w0 + laplace(key(Purpose.NOISE), 1 / mu0, w0)
-        return ClientState(problem.lipschitz(batch) if by_lipschitz else jnp.zeros(())), Hello(z0)
+        return ClientState(problem.lipschitz(batch) if by_lipschitz else jnp.zeros((), batch.x.dtype)), Hello(z0)
 
     def init(w0: Vector, hellos: Hello) -> ServerState:
         return ServerState(hellos.z.map(lambda a: jnp.mean(a, axis=0)), jnp.asarray(0))  # (34) with S⁰ = [m]
@@ -163,7 +163,7 @@ def _build(settings: Any, problem: Any, *, mu: float, inner: int) -> Algorithm:
         w_i, w_k = lax.fori_loop(1, k0 * inner, local, (step(0, w, g), w))
         if epsilon is None:
             return client, Upload(w_i), notes_of(k0 * inner, jnp.nan, 0.0)
-        mu_k = mu0 * (1 + c * (w_k - w).norm2()) * alpha ** (msg.round * k0 + k0)
+        mu_k = mu0 * (1 + c * (w_k - w).norm2()) * (alpha ** (msg.round * k0 + k0)).astype(d.dtype)
         scale = 2 * g.norm1() / (epsilon * mu_k)  # (39)
         e = laplace(key(Purpose.NOISE), scale, w_i)
         return client, Upload(w_i + e), notes_of(k0 * inner, jnp.log10(w_i.norm() / e.norm()), scale)  # (37)

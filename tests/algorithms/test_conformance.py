@@ -241,6 +241,7 @@ def test_every_note_is_declared(name, rounds):
     assert "gradients" in bundle.notes
     assert all(leaf.dtype == np.float64 and leaf.shape == () for leaf in jax.tree.leaves(notes))
     assert type(moment.info).__name__ == "Info"
+    assert bundle.info == moment.info._fields
     assert not set(moment.info._fields) & set(notes._fields)
 
 

@@ -164,7 +164,7 @@ def test_many_steps_of_fedprox_solve_its_subproblem():
         method="BFGS",
         options={"gtol": 1e-11},
     ).x
-    assert np.linalg.norm(reached - exact) <= 1e-8
+    assert np.linalg.norm(reached - exact) <= 1e-6
     assert np.linalg.norm(byhand.gradient(PROBLEM, reached, x, y) + mu * (reached - w)) <= 1e-13
 
 

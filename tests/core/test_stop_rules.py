@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedpact.core.errors import InvalidArgument
-from fedpact.core.stop import GradientNorm, Outcome, Rounds, Seconds, Target, Variance, any_of
+from fedpact.core.stop import GradientNorm, Outcome, Rising, Rounds, Seconds, Target, Variance, any_of, first_fired
 
 
 def recent(**columns):
@@ -54,6 +54,34 @@ def test_variance_by_hand():
     assert not fired(Variance(5 / 3 * 5 * 0.9999), objective=[-v for v in f])
     assert fired(Variance(5 / 3 * 2 * 1.0001), objective=f[::-1])  # the newest is last: 1 + |1| = 2
     assert not fired(Variance(5 / 3 * 2 * 0.9999), objective=f[::-1])
+
+
+def test_variance_of_a_sum_over_clients():
+    """With scale = 10 the values are 10, 20, 30, 40: variance 500/3, bound tol/41."""
+    f = [1.0, 2.0, 3.0, 4.0]
+    assert fired(Variance(500 / 3 * 41 * 1.0001, scale=10.0), objective=f)
+    assert not fired(Variance(500 / 3 * 41 * 0.9999, scale=10.0), objective=f)
+
+
+def test_rising_wants_both_above_all_before():
+    rule = Rising()
+    up, down = [3.0, 1.0, 2.0, 3.5], [3.0, 1.0, 2.0, 2.5]
+    assert rule.window == 4
+    assert fired(rule, objective=up, gradient=up)
+    assert not fired(rule, objective=up, gradient=down)
+    assert not fired(rule, objective=down, gradient=up)
+    assert not fired(rule, objective=[3.0, 1.0, 2.0, 3.0], gradient=up)  # as large is not above
+    assert not fired(rule, objective=[math.nan, 1.0, 2.0, 3.5], gradient=up)
+    assert fired(Rising(window=2), objective=[1.0, 2.0], gradient=[1.0, 2.0])
+
+
+def test_the_first_row_of_a_record_at_which_a_rule_fires():
+    columns = {"objective": [5.0, 3.0, 3.0, 1.0], "gradient": [4.0, 2.0, 1.0, 0.5]}
+    assert first_fired(Target("objective", 3.0), columns) == 1
+    assert first_fired(Variance(1e-9, window=2), columns) == 2
+    assert first_fired(GradientNorm(1.5) & Target("objective", 2.0), columns) == 3
+    assert first_fired(Target("objective", 0.5), columns) is None
+    assert first_fired(Variance(1e9, window=4), columns) == 3
 
 
 def test_equal_objectives_have_no_variance():

@@ -1,0 +1,159 @@
+"""The round loop, followed with an algorithm simple enough to do in the head."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from toy_loop import COHORTS, Clients, ClientState, followed, run_toy, toy
+
+from fedpact.core import driver
+from fedpact.core.errors import ClientError
+from fedpact.core.stop import Outcome, Rounds, Target, Variance
+from fedpact.engines import DebugEngine, LocalEngine
+
+ONE = LocalEngine(buckets=1)
+engines = pytest.mark.parametrize("engine", [ONE, DebugEngine()], ids=["local", "debug"])
+
+
+def columns(end):
+    return {name: end.history.column(name) for name in end.history.columns}
+
+
+@engines
+def test_row_t_is_measured_after_t_rounds(engine):
+    _, end = run_toy(engine=engine)
+    rows, history = followed(COHORTS), columns(end)
+    took_part = [len(chosen) for chosen in COHORTS]
+    np.testing.assert_array_equal(history["round"], range(6))
+    np.testing.assert_allclose(history["objective"], [1.5 + row["w"] for row in rows], rtol=1e-15)
+    np.testing.assert_allclose(history["gradient"], [2 * row["w"] ** 2 for row in rows], rtol=1e-14)
+    np.testing.assert_array_equal(history["participants"], [0, *took_part])
+    np.testing.assert_array_equal(history["gradients"], 2 * np.cumsum([0, *took_part]))
+    np.testing.assert_array_equal(history["bytes_up"], 4 * 8 + 16 * np.cumsum([0, *took_part]))
+    np.testing.assert_array_equal(history["bytes_down"], 16 * np.cumsum([0, *took_part]))
+    for name in ("times", "least", "most", "middle", "present"):
+        np.testing.assert_array_equal(history[name], [row[name] for row in rows], err_msg=name)
+    assert "accuracy" not in history
+    np.testing.assert_allclose(end.model.tree["w"], [rows[-1]["w"]] * 2, rtol=1e-15)
+    assert end.outcome is Outcome.ROUNDS
+    assert end.where == ""
+    assert np.all(np.diff(history["seconds"]) >= 0)
+
+
+def test_where_a_run_is_cut_into_blocks_does_not_change_its_bits(monkeypatch):
+    cohorts = COHORTS * 5
+    ends = {}
+    for seconds in (1e-9, 1e9):  # one round at a time after the first two; or as many as a block holds
+        monkeypatch.setattr(driver, "BLOCK_SECONDS", seconds)
+        sizes = []
+        after = lambda carry, history, elapsed, sizes=sizes: sizes.append(history.rounds)
+        _, ends[seconds] = run_toy(engine=ONE, cohorts=cohorts, after_block=after)
+        assert len(sizes) == (24 if seconds < 1 else 2)
+    a, b = (columns(end) for end in ends.values())
+    for name in a:
+        if name != "seconds":
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+@engines
+def test_a_rule_ends_the_run_in_the_round_it_is_met(engine):
+    """w after rounds 0..5 is 0, 2.5, 5.5, 5.5, 17.5, …: f = 1.5 + w first reaches 6 in round 2."""
+    _, end = run_toy(engine=engine, stop=Target("objective", 6.0, above=True))
+    assert end.outcome is Outcome.STOPPED
+    assert end.history.rounds == 2
+    assert len(end.history) == 3
+    assert float(end.model.tree["w"][0]) == followed(COHORTS)[2]["w"]
+
+
+def test_a_rule_that_is_met_at_the_start_runs_nothing():
+    _, end = run_toy(stop=Target("objective", 1.5))
+    assert end.outcome is Outcome.STOPPED
+    assert end.history.rounds == 0
+
+
+def test_a_window_counts_from_the_start():
+    """Rounds 2 and 3 have the same objective (nobody in the third): two of them are flat in round 3, three never."""
+    assert run_toy(stop=Variance(1e-9, window=2))[1].history.rounds == 3
+    assert run_toy(stop=Variance(1e-9, window=3))[1].outcome is Outcome.ROUNDS
+    assert run_toy(stop=Rounds(4) | Variance(1e-9, window=3))[1].history.rounds == 4
+
+
+def test_a_number_that_is_not_finite_stops_the_run_and_names_the_client():
+    """Client 3 stands second by size; its second time is round 1. The state is the one after round 0."""
+    _, end = run_toy(toy(explodes=(3, 2)), engine=ONE)
+    assert end.outcome is Outcome.NONFINITE
+    assert end.where == "round 1, client 3: its upload is not finite"
+    assert end.history.rounds == 1
+    assert len(end.history) == 2
+    np.testing.assert_array_equal(end.model.tree["w"], [followed(COHORTS)[1]["w"]] * 2)
+    assert np.all(np.isfinite(end.history.column("objective")))
+
+
+def test_the_debug_engine_raises_there_and_then():
+    with pytest.raises(ClientError, match=r"^round 1, client 3, client_step: .*\['w'\].* is not finite\.$"):
+        run_toy(toy(explodes=(3, 2)))
+
+
+def test_what_the_server_acknowledged_is_committed():
+    """The client's state after a round is commit(broadcast, state, upload): here w + n(i+1) in place of n."""
+    commit = lambda msg, state, released: ClientState(state.times + 0 * released.w.tree["w"][0] + 100)
+    _, end = run_toy(toy(commit=commit), cohorts=((0, 3), (0,)))
+    # client 0: 0 → 1 + 100, then 102 + 100; client 3: 101. Mean over four: (202 + 101)/4.
+    assert end.history.column("times")[-1] == (202 + 101) / 4
+    assert end.history.column("objective")[-1] == 1.5 + 2.5 + 102
+
+
+@pytest.mark.parametrize("timing", [False, True])
+@engines
+def test_telemetry_every_few_rounds(engine, timing):
+    """Rows between are empty; the rounds themselves are the same."""
+    _, end = run_toy(engine=engine, evaluate_every=2, timing=timing)
+    history, rows = columns(end), followed(COHORTS)
+    np.testing.assert_array_equal(np.isnan(history["objective"]), [False, True, False, True, False, True])
+    np.testing.assert_allclose(history["objective"][[0, 2, 4]], [1.5 + rows[t]["w"] for t in (0, 2, 4)])
+    np.testing.assert_array_equal(history["participants"], [0, 2, 3, 0, 1, 4])
+    np.testing.assert_allclose(end.model.tree["w"], [rows[-1]["w"]] * 2, rtol=1e-15)
+
+
+def test_rules_look_at_measured_rounds_only():
+    _, end = run_toy(engine=ONE, evaluate_every=2, stop=Target("objective", 6.0, above=True))
+    assert end.history.rounds == 2
+    _, end = run_toy(engine=ONE, evaluate_every=2, cohorts=COHORTS * 2, stop=Rounds(3))
+    assert end.history.rounds == 4
+
+
+def test_the_clock_of_a_round_is_that_round_s(monkeypatch):
+    """timing=True: local_seconds of row t is the time of that round's steps, also where a rule ends a block early."""
+    monkeypatch.setattr(driver, "BLOCK_SECONDS", 1e9)
+    loop, end = run_toy(engine=ONE, cohorts=COHORTS * 3, timing=True, stop=Rounds(5))
+    assert end.history.rounds == 5
+    assert len(loop.clock["local"]) == len(loop.clock["server"]) == 5
+    np.testing.assert_array_equal(end.history.column("local_seconds")[1:], loop.clock["local"])
+    spent = np.cumsum(np.add(loop.clock["local"], loop.clock["server"]))
+    np.testing.assert_allclose(end.history.column("seconds")[1:], spent, rtol=1e-12)
+
+
+def test_one_interrupt_finishes_the_block_and_two_stop_at_once(monkeypatch):
+    monkeypatch.setattr(driver, "BLOCK_SECONDS", 1e-9)
+    before = signal.getsignal(signal.SIGINT)
+    once = lambda carry, history, elapsed: os.kill(os.getpid(), signal.SIGINT) if history.rounds == 3 else None
+    _, end = run_toy(after_block=once)
+    assert end.outcome is Outcome.INTERRUPTED
+    assert end.history.rounds == 3
+    assert signal.getsignal(signal.SIGINT) is before
+
+    def twice(carry, history, elapsed):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_toy(after_block=twice)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_toy_is_what_it_says():
+    assert np.argsort(Clients.sizes, kind="stable").tolist() == [1, 3, 2, 0]
+    assert [row["w"] for row in followed(COHORTS)][:4] == [0, 2.5, 2.5 + (2 + 3 + 8) / 3, 2.5 + (2 + 3 + 8) / 3]
