@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpact.core.errors import FedpactError, InvalidArgument, OutputError, unknown
+from fedpact.core.errors import FedpactError, InvalidArgument, unknown
 
 EXAMPLE = """examples:
   fedpact demo                              a minute: real data, six algorithms, a report you can open
@@ -28,7 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; errors of the user's making end in one sentence and exit code 1 or 2."""
     options = parser().parse_args(arguments)
     try:
-        return options.command(options)
+        code = options.command(options)
+        sys.stdout.flush()
+        return code
     except FedpactError as error:
         print(f"fedpact: {error}", file=sys.stderr)
         return 1
@@ -177,28 +179,43 @@ def run(options: argparse.Namespace) -> int:
     """`fedpact run FILE`."""
     from fedpact.core.files import make_folder, write_atomic
     from fedpact.experiment import build, read
-    from fedpact.run import execute
+    from fedpact.run import require_empty
 
     values = read(options.file, options.changes)
     experiment, name = build(values)
     label = name or experiment.algorithm.name
     folder = Path(options.out or f"runs/{label}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OutputError(
-            f"output folder must be new or empty, got {str(folder)!r}. Choose another with --out, or continue the run "
-            f"in it with: fedpact resume {folder}"
-        )
+    require_empty(folder)
+    made = not folder.exists()
     make_folder(folder)
     write_atomic(folder / "experiment.json", json.dumps(values, indent=2, default=str).encode())
-    result = execute(experiment, folder=folder, name=label, progress=None, resuming=True)
-    return _finished(result, options.json)
+    try:
+        return _go(experiment, label, folder, options.json)
+    except FedpactError:
+        if not (folder / "history.csv").exists():  # it never began: leave nothing behind
+            for path in folder.iterdir():
+                path.unlink()
+            if made:
+                folder.rmdir()
+        raise
+
+
+def _go(experiment: Any, label: str, folder: Path, as_json: bool) -> int:
+    from fedpact.run import execute
+
+    try:
+        result = execute(experiment, folder=folder, name=label, progress=None, resuming=True)
+    except KeyboardInterrupt:
+        print(f"fedpact: interrupted. Continue with: fedpact resume {folder}", file=sys.stderr)
+        return 130
+    return _finished(result, as_json)
 
 
 def resume(options: argparse.Namespace) -> int:
     """`fedpact resume FOLDER`."""
     from fedpact.core.errors import CheckpointError
+    from fedpact.core.files import write_atomic
     from fedpact.experiment import build
-    from fedpact.run import execute
 
     folder = Path(options.folder)
     source = folder / "experiment.json"
@@ -210,17 +227,21 @@ def resume(options: argparse.Namespace) -> int:
     try:
         values = json.loads(source.read_text(encoding="utf-8"))
     except ValueError:
-        raise CheckpointError(f"experiment.json must be whole, got a damaged file {source}.") from None
+        values = None
+    if not isinstance(values, dict) or not isinstance(values.get("run", {}), dict):
+        raise CheckpointError(f"experiment.json must be whole, got a damaged file {source}.")
     if options.rounds is not None:
         values.setdefault("run", {})["rounds"] = options.rounds
     experiment, name = build(values)
-    result = execute(experiment, folder=folder, name=name or experiment.algorithm.name, progress=None, resuming=True)
-    return _finished(result, options.json)
+    code = _go(experiment, name or experiment.algorithm.name, folder, options.json)
+    if options.rounds is not None:
+        write_atomic(source, json.dumps(values, indent=2, default=str).encode())
+    return code
 
 
 def compare(options: argparse.Namespace) -> int:
     """`fedpact compare A B …`."""
-    from fedpact.compare import gather, race
+    from fedpact.race import gather, race
     from fedpact.report import text_table
 
     runs = gather(options.items, options.changes)
@@ -238,8 +259,6 @@ def compare(options: argparse.Namespace) -> int:
 
 def tune(options: argparse.Namespace) -> int:
     """`fedpact tune FILE --grid …`."""
-    import tomllib
-
     from fedpact.experiment import build, read
     from fedpact.report import text_table
     from fedpact.tune import tune as search
@@ -250,10 +269,7 @@ def tune(options: argparse.Namespace) -> int:
         name, equals, text = item.partition("=")
         if not equals or not text:
             raise InvalidArgument(f"--grid must be setting=value,value,… got {item!r}.")
-        try:
-            grid[name.removeprefix("algorithm.")] = tomllib.loads(f"value = [{text}]")["value"]
-        except tomllib.TOMLDecodeError:
-            grid[name.removeprefix("algorithm.")] = [word.strip() for word in text.split(",")]
+        grid[name.removeprefix("algorithm.")] = [_value(word) for word in text.split(",")]
     kept = ("participation", "stop", "evaluate_every", "precision", "engine")
     tuned = search(
         experiment.algorithm,
@@ -283,6 +299,16 @@ def tune(options: argparse.Namespace) -> int:
         print(text_table(tuned.table()))
         print(f"\nbest of {tuned.rounds} rounds: {tuned.settings.label}, {options.metric} {tuned.score:.8g}")
     return 0
+
+
+def _value(word: str) -> Any:
+    """A TOML value, or the word itself."""
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {word}")["value"]
+    except tomllib.TOMLDecodeError:
+        return word.strip()
 
 
 def predict(options: argparse.Namespace) -> int:
@@ -315,17 +341,21 @@ def list_names(options: argparse.Namespace) -> int:
     """`fedpact list`."""
     from fedpact import data
     from fedpact.algorithms import ALGORITHMS
+    from fedpact.data import partition
     from fedpact.data.partition import SPLITS
     from fedpact.problems import PROBLEMS
 
     def first(thing: Any) -> str:
         return (inspect.getdoc(thing) or "").splitlines()[0]
 
+    about = dict(line.split(maxsplit=1) for line in (partition.__doc__ or "").splitlines() if line[:1].islower())
     groups = {
         "algorithms": {name: first(sys.modules[cls.__module__]) for name, cls in ALGORITHMS.items()},
         "problems": {name: first(cls) for name, cls in PROBLEMS.items()},
         "datasets": data.names(),
-        "splits": {name: ", ".join(keys) if keys else "" for name, keys in SPLITS.items()},
+        "splits": {
+            name: about[name] + (f" (option: {', '.join(keys)})" if keys else "") for name, keys in SPLITS.items()
+        },
     }
     if options.json:
         _print(groups)

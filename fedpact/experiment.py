@@ -8,7 +8,7 @@ name = "adult"                        # what tables call the run (default: the a
 [run]        rounds = 100  seed = 0  participation = 0.5  evaluate_every = 1  precision = "double"  engine = "local"
              # participation = { scheme = "poisson", rho = 0.5 } or { scheme = "covering", rho = 0.5, s0 = 4 }
              # or { scheme = "schedule", rounds = [[0, 1], [2]] }
-[stop]       gradient = 1e-6  variance = 1e-8  seconds = 60                # any of them ends the run
+[stop]       gradient = 1e-6  variance = 1e-8  seconds = 60  rising = 4    # any of them ends the run
              # target = { column = "accuracy", value = 0.9, above = true }
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 
 from fedpact import data
 from fedpact.algorithms import algorithm as algorithm_named
-from fedpact.core.errors import DataError, InvalidArgument, unknown
+from fedpact.core.errors import DataError, InvalidArgument, require, unknown
 from fedpact.core.participation import Covering, Everyone, Fraction, Poisson, Schedule
 from fedpact.core.stop import GradientNorm, Rule, Seconds, Target, Variance, any_of
 from fedpact.problems import PROBLEMS
@@ -53,13 +53,15 @@ def read(path: str | Path, changes: Iterable[str] = ()) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"experiment must be a TOML file, got {str(path)!r}, which does not exist.") from None
-    except (IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"experiment must be a TOML file, got {str(path)!r}: {error}.") from None
     except tomllib.TOMLDecodeError as error:
         raise DataError(f"experiment must be valid TOML, got {str(path)!r}: {error}.") from None
     for change in changes:
         _apply(values, change)
-    if "csv" in values.get("data", {}):  # relative to the file, so that it can be run from anywhere
+    if (
+        isinstance(values.get("data"), dict) and "csv" in values["data"]
+    ):  # relative to the file, so that it can be run from anywhere
         values["data"]["csv"] = str((path.parent / str(values["data"]["csv"])).resolve())
     return values
 
@@ -87,6 +89,8 @@ def build(values: Mapping[str, Any]) -> tuple[Experiment, str | None]:
             raise unknown("key of the experiment", key, (*TABLES, "name"))
         if key in TABLES and not isinstance(value, Mapping):
             raise InvalidArgument(f"[{key}] must be a table, got {value!r}.")
+    name = values.get("name")
+    require(name is None or (isinstance(name, str) and name), "name", "a word", name)
     tables = {key: dict(values.get(key, {})) for key in TABLES}
     for required in ("data", "algorithm"):
         if not tables[required]:
@@ -96,7 +100,7 @@ def build(values: Mapping[str, Any]) -> tuple[Experiment, str | None]:
     run = _run(tables["run"])
     stop = _stop(tables["stop"])
     federation = _federation(tables["data"], tables["split"])
-    return Experiment(settings, problem, federation, stop=stop, **run), values.get("name")
+    return Experiment(settings, problem, federation, stop=stop, **run), name
 
 
 def _called(where: str, build: Callable[..., Any], values: Any) -> Any:
@@ -152,7 +156,7 @@ def _run(table: dict[str, Any]) -> dict[str, Any]:
     if isinstance(scheme, Mapping):
         options = dict(scheme)
         name = options.pop("scheme", None)
-        if name not in SCHEMES:
+        if not isinstance(name, str) or name not in SCHEMES:
             raise unknown("participation scheme", name, SCHEMES)
         table["participation"] = _called("participation", SCHEMES[name], options)
     return table

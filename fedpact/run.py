@@ -20,7 +20,15 @@ import numpy as np
 from fedpact.core import checkpoint
 from fedpact.core.contract import check_needs
 from fedpact.core.driver import Finished, Resumed, drive
-from fedpact.core.errors import CheckpointError, OutputError, require, require_positive_int, unknown
+from fedpact.core.errors import (
+    CheckpointError,
+    InvalidArgument,
+    OutputError,
+    require,
+    require_flags,
+    require_positive_int,
+    unknown,
+)
 from fedpact.core.files import append_synced, make_folder, write_atomic, writing
 from fedpact.core.history import History
 from fedpact.core.loop import Loop
@@ -60,7 +68,8 @@ class Experiment:
         ok = isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**31
         require(ok, "seed", "an integer from 0 to 2³¹−1", self.seed)
         require(self.stop is None or isinstance(self.stop, Rule), "stop", "a rule of fedpact.stop", self.stop)
-        if self.precision not in PRECISIONS:
+        require_flags(self, "timing")
+        if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         object.__setattr__(self, "participation", as_participation(self.participation))
         object.__setattr__(self, "engine", as_engine(self.engine))
@@ -68,7 +77,8 @@ class Experiment:
             longest = len(self.participation.rounds)
             require(self.rounds <= longest, "rounds", f"at most {longest}, the schedule's length", self.rounds)
         self.problem.check(self.federation)
-        self.participation.select(self.seed, 0, self.federation.clients)
+        for t in range(self.rounds if isinstance(self.participation, Schedule) else 1):
+            self.participation.select(self.seed, t, self.federation.clients)
 
     def config(self) -> dict[str, Any]:
         """The experiment as plain data: what the run folder, the report and the checkpoint's digest hold."""
@@ -262,7 +272,7 @@ def _loop(experiment: Experiment) -> Loop:
     clients = e.federation.clients
     algorithm = e.algorithm.build(e.problem, clients, e.participation.rate(clients))
     check_needs(algorithm, e.problem)
-    never = Target("objective", -math.inf)
+    never = Target("objective", -sys.float_info.max)
     return Loop(algorithm, e.problem.gradient, e.engine, e.stop or never, e.evaluate_every, e.timing)
 
 
@@ -316,6 +326,17 @@ def execute(
     return result
 
 
+def require_empty(folder: Path) -> None:
+    """Refuse a folder that holds anything but the temporary file of a run killed at its first write."""
+    if folder.is_dir() and not any(not (p.name.startswith(".") and p.suffix == ".tmp") for p in folder.iterdir()):
+        return
+    if folder.exists() or folder.is_symlink():
+        raise OutputError(
+            f"output folder must be new or empty, got {str(folder)!r}. Choose another name, or continue the run "
+            f"in it with: fedpact resume {folder}"
+        )
+
+
 class _Keeper:
     """A run's folder: configuration, environment, history as it grows, checkpoints, and at the end model and result."""
 
@@ -324,17 +345,20 @@ class _Keeper:
         self.written, self.saved_at = 0, -math.inf
         self.last: tuple[Any, History, float] | None = None
         self._resumed: Resumed | None = None
-        if not resuming and folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
-            raise OutputError(
-                f"output folder must be new or empty, got {str(folder)!r}. Choose another name, or continue the run "
-                f"in it with: fedpact resume {folder}"
-            )
+        if not resuming:
+            require_empty(folder)
         make_folder(folder)
+        for torn in folder.glob(".*.tmp"):  # of a life that was killed while writing
+            torn.unlink(missing_ok=True)
         found = checkpoint.load(folder, self.settings) if resuming else None
         if found is None:
             (folder / "history.csv").unlink(missing_ok=True)
         else:
             self._resume(found)
+            if found.round > experiment.rounds:
+                raise InvalidArgument(
+                    f"rounds must be at least {found.round}, which are done, got {experiment.rounds}."
+                )
         write_atomic(folder / "config.json", _json(experiment.config()))
         write_atomic(folder / "environment.json", _json(environment()))
 
@@ -379,7 +403,13 @@ class _Keeper:
         if self.written == 0:
             append_synced(self.folder / "history.csv", result.history.lines().encode())
         result.model.save(self.folder / "model.bin")
-        summary = {"name": result.name, "outcome": result.outcome, "summary": result.summary, "metrics": result.metrics}
+        summary = {
+            "name": result.name,
+            "outcome": result.outcome,
+            "summary": result.summary,
+            "metrics": result.metrics,
+            "notices": result.notices,
+        }
         result.report(self.folder)
         write_atomic(self.folder / "result.json", _json(summary))  # last: its presence says that all is there
 

@@ -71,13 +71,16 @@ def _fedepm(path: Path, fields: dict[str, Any]) -> Verified:
     perm = fields["perm"].ravel().astype(int) - 1
     sizes = fields["di"].ravel().astype(int)
     z0 = np.asarray(fields["Z0"], dtype=np.float64).T
-    recorded = np.asarray(fields["obj"], dtype=np.float64).ravel() / len(sizes)
+    recorded = _numbers(fields["obj"], path) / len(sizes)
     rounds = len(recorded) - 1
     clients = len(sizes)
     if sorted(perm.tolist()) != list(range(adult.rows)):
         raise DataError(f"perm must be a permutation of 1..{adult.rows}, got another in {str(path)!r}.")
     if sizes.sum() != adult.rows or z0.shape != (clients, adult.features):
-        raise DataError(f"di and Z0 must fit Adult's {adult.rows} rows and {adult.features} columns in {str(path)!r}.")
+        raise DataError(
+            f"di and Z0 must fit Adult's {adult.rows} rows and {adult.features} columns, got sizes of {sizes.sum()} "
+            f"and Z0 of {z0.T.shape} in {str(path)!r}."
+        )
     federation = data.Federation(adult, tuple(np.split(perm, np.cumsum(sizes)[:-1])))
     participation: Any = Everyone()
     if "S" in fields:
@@ -88,9 +91,9 @@ def _fedepm(path: Path, fields: dict[str, Any]) -> Verified:
     noise = _noise(fields.get("N"), clients, adult.features, rounds, path)
 
     problem = Logistic()
-    settings = FedEPM(k0=int(np.asarray(fields["k0"]).item()))
+    settings = FedEPM(k0=_whole(fields["k0"], path))
     recorded_run = replay(settings.build(problem, clients, participation.rate(clients)), z0, noise)
-    loop = Loop(recorded_run, problem.gradient, LocalEngine(), Target("objective", -np.inf), 1, False)
+    loop = Loop(recorded_run, problem.gradient, LocalEngine(), Target("objective", -1e300), 1, False)
     (end,) = drive(loop, [federation], problem.init(adult.features, np.float64), participation, [0], rounds, np.float64)
     replayed = end.history.column("objective")
     gaps = np.full(rounds + 1, np.inf)
@@ -100,6 +103,20 @@ def _fedepm(path: Path, fields: dict[str, Any]) -> Verified:
     return Verified(
         str(path), "fedepm", clients, rounds, float(gaps[worst]), worst, recorded.tolist(), replayed.tolist()
     )
+
+
+def _numbers(values: Any, path: Path) -> np.ndarray:
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiu" or array.size == 0:
+        raise DataError(f"obj must be numbers, one per round, got {array.dtype} of {array.size} in {str(path)!r}.")
+    return array.astype(np.float64).ravel()
+
+
+def _whole(value: Any, path: Path) -> int:
+    array = np.asarray(value).ravel()
+    if array.size != 1 or array.dtype.kind not in "fiu" or array[0] != int(array[0]):
+        raise DataError(f"k0 must be one whole number, got {array.tolist()} in {str(path)!r}.")
+    return int(array[0])
 
 
 def _noise(recorded: Any, clients: int, features: int, rounds: int, path: Path) -> np.ndarray | None:

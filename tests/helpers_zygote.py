@@ -19,7 +19,7 @@ import warnings
 MODULES = (
     "fedpact.cli",
     "fedpact.run",
-    "fedpact.compare",
+    "fedpact.race",
     "fedpact.tune",
     "fedpact.verify",
     "fedpact.demo",

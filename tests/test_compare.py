@@ -11,10 +11,10 @@ import pytest
 from helpers_experiment import experiment, history_cells, write_csv, write_toml
 
 import fedpact
-from fedpact.compare import gather, load, race
 from fedpact.core.errors import DataError, InvalidArgument, UnknownName
 from fedpact.core.history import History
 from fedpact.core.stop import Outcome
+from fedpact.race import gather, load, race
 
 
 def fake(name: str, objective: list[float], digest: str = "d", **columns: list[float]) -> SimpleNamespace:

@@ -103,6 +103,7 @@ class FedAvg(Settings):
     presets: ClassVar = {"lipschitz": {}, "rows": {"weights": "rows"}}
 
     def __post_init__(self) -> None:
+        self._plain()
         check_local(self)
 
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:

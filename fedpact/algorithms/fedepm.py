@@ -122,7 +122,7 @@ def elastic_net_center(messages: Any, lam: float, eta: float) -> Any:
     require(z.ndim == 2 and z.shape[0] > 0, "messages", "an (m, n) array with m at least 1", z.shape)
     if eta == 0:
         return jnp.median(z, axis=0) if on_device else np.median(z, axis=0)
-    return _search(z, lam / eta) if on_device else _partition(z, lam / eta)
+    return _in_chunks(z, lam / eta) if on_device else _partition(z, lam / eta)
 
 
 def _partition(z: np.ndarray, ratio: float) -> np.ndarray:
@@ -132,6 +132,19 @@ def _partition(z: np.ndarray, ratio: float) -> np.ndarray:
     numbers[:, m:] = z.mean(axis=0)[:, None] + ratio * ((2 * np.arange(m + 1) - m) / m)
     numbers.partition(m, axis=1)
     return numbers[:, m].copy()
+
+
+#: Columns searched at once: their messages stay in the processor's cache.
+CHUNK = 1024
+
+
+def _in_chunks(z: Any, ratio: Any) -> Any:
+    m, n = z.shape
+    if n <= CHUNK:
+        return _search(z, ratio)
+    chunks = -(-n // CHUNK)
+    padded = jnp.pad(z, ((0, 0), (0, chunks * CHUNK - n))).reshape(m, chunks, CHUNK)
+    return lax.map(lambda part: _search(part, ratio), padded.swapaxes(0, 1)).reshape(-1)[:n]
 
 
 def _search(z: Any, ratio: Any) -> Any:
@@ -214,6 +227,7 @@ class FedEPM(Settings):
     presets: ClassVar = {"paper": {"epsilon": 0.1}, "noiseless": {}}
 
     def __post_init__(self) -> None:
+        self._plain()
         require_positive_int("k0", self.k0, symbol="k0", hint="It is the number of local steps in a round.")
         ok = self.eta is None or (is_number(self.eta) and self.eta > 0)
         require(ok, "eta", "above 0", self.eta, symbol="η", hint="Leave it out for the paper's value.")

@@ -40,6 +40,7 @@ class FedProx(Settings):
     presets: ClassVar = {"lipschitz": {}, "rows": {"weights": "rows"}}
 
     def __post_init__(self) -> None:
+        self._plain()
         check_local(self)
         require(is_number(self.mu) and self.mu >= 0, "mu", "at least 0", self.mu, symbol="μ")
 

@@ -99,6 +99,7 @@ class SFedAvg(Settings):
     presets: ClassVar = {"paper": {"epsilon": 0.1}, "noiseless": {}, "lipschitz": {"step": "lipschitz"}}
 
     def __post_init__(self) -> None:
+        self._plain()
         _check(self)
 
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
@@ -124,6 +125,7 @@ class SFedProx(Settings):
     presets: ClassVar = {"paper": {"epsilon": 0.1}, "noiseless": {}, "lipschitz": {"step": "lipschitz"}}
 
     def __post_init__(self) -> None:
+        self._plain()
         _check(self)
         require(is_number(self.mu) and self.mu >= 0, "mu", "at least 0", self.mu, symbol="μ")
         require_positive_int("inner", self.inner, symbol="ℓ")

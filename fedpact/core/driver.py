@@ -19,6 +19,7 @@ import numpy as np
 
 from fedpact.core.contract import Cohort, wire_bytes
 from fedpact.core.history import History
+from fedpact.core.keys import client_key
 from fedpact.core.loop import GOING, NONFINITE, STOPPED, Carry, Drawn, Loop, draw
 from fedpact.core.participation import Schedule
 from fedpact.core.stop import Outcome
@@ -169,16 +170,13 @@ def _wire(loop: Loop, carry: Carry, hellos: Any, data: Any, root: Any, trials: b
         jax.tree.map(lambda a: a[0], (carry.state, hellos, data, root)) if trials else (carry.state, hellos, data, root)
     )
     state, hellos, data, root = one
-    clients = jax.tree.leaves(state.clients)[0].shape[0]
-    everyone = Cohort(None, jnp.ones(clients, bool))
-
-    def uploads(state: Any, data: Any) -> Any:
-        return loop.client_stage(state.server, state.clients, data, everyone, jnp.asarray(0), root)[1]
-
-    with jax.disable_jit(not loop.engine.compiled):
-        up = jax.eval_shape(uploads, state, data) if loop.engine.compiled else uploads(state, data)
     down = loop.algorithm.broadcast(state.server)
-    return _Wire(wire_bytes(hellos), wire_bytes(down), wire_bytes(up) // clients)
+    batch, client = loop.engine.one_client(data), jax.tree.map(lambda a: a[0], state.clients)
+
+    def upload(client: Any, batch: Any) -> Any:
+        return loop.algorithm.client_step(down, client, batch, loop.grad, client_key(root, 0, batch.client))[1]
+
+    return _Wire(wire_bytes(hellos), wire_bytes(down), wire_bytes(jax.eval_shape(upload, client, batch)))
 
 
 def _history(loop: Loop, first: dict[str, np.ndarray], trial: int, wire: _Wire) -> History:
@@ -212,7 +210,7 @@ def _rows(
         "participants": participants,
         "bytes_up": history.last("bytes_up") + total * wire.up,
         "bytes_down": history.last("bytes_down") + total * wire.down,
-        "gradients": history.last("gradients") + np.cumsum(gradients),
+        "gradients": np.cumsum([history.last("gradients"), *gradients])[1:],  # the same sum wherever blocks are cut
         **clock,
     }
 

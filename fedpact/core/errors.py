@@ -67,8 +67,15 @@ def require(ok: Any, name: str, constraint: str, value: Any, *, symbol: str = ""
 
 
 def is_number(value: Any) -> bool:
-    """Whether a setting is a real number (a bool or NaN is not)."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+    """Whether a setting is a finite real number (a bool is not)."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def require_flags(settings: Any, *names: str) -> None:
+    """Raise unless these settings are true or false."""
+    for name in names:
+        value = getattr(settings, name)
+        require(isinstance(value, bool), name, "true or false", value)
 
 
 def require_positive_int(name: str, value: Any, *, symbol: str = "", hint: str = "") -> None:
@@ -79,7 +86,7 @@ def require_positive_int(name: str, value: Any, *, symbol: str = "", hint: str =
 
 def unknown(kind: str, name: Any, known: Iterable[str]) -> UnknownName:
     """The error for a name that does not exist: nearest first, then all valid ones."""
-    names = sorted(map(str, known))
+    names = sorted(map(str, known))  # `name` may be of any type: it is only shown
     near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     nearest = next((n for n in names if near and n.lower() == near[0]), None)
     guess = f" Did you mean {nearest!r}?" if nearest else ""

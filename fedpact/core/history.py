@@ -76,13 +76,19 @@ class History:
     def read(cls, path: Path) -> History:
         """Read a history.csv."""
         with path.open(newline="", encoding="utf-8") as file:
-            header, *rows = list(csv.reader(file))
+            lines = list(csv.reader(file))
+        if not lines or "round" not in lines[0]:
+            raise CheckpointError(f"{path} must begin with the names of its columns, got {lines[:1] or 'nothing'}.")
+        header, *rows = lines
         history = cls(header)
         for row in rows:
             if len(row) != len(header):
                 raise CheckpointError(f"{path} must have {len(header)} cells in every line, got {len(row)}: {row}.")
             for name, cell in zip(header, row, strict=True):
-                history._columns[name].append(float(cell) if cell else math.nan)
+                try:
+                    history._columns[name].append(float(cell) if cell else math.nan)
+                except ValueError:
+                    raise CheckpointError(f"{path} must hold numbers, got {cell!r} in column {name!r}.") from None
         return history
 
 

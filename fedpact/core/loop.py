@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from fedpact.core.contract import Algorithm, Cohort
-from fedpact.core.errors import unknown
+from fedpact.core.errors import InvalidArgument, unknown
 from fedpact.core.keys import JOIN_ROUND, client_key
 from fedpact.core.stop import Rule
 
@@ -157,6 +157,8 @@ class Loop:
 
         ids = self.engine.clients_of(data)
         clients, hellos = self.engine.map(join, data, ids, None, where=(0, "join"))
+        if not jax.tree.leaves(clients):
+            raise InvalidArgument(f"ClientState of {self.algorithm.name} must hold at least one array, got none.")
         server = self.algorithm.init(w0, hellos)
         none = {name: jnp.full(ids.shape, jnp.nan, jnp.float64) for name in self.algorithm.notes}
         state = State(server, clients, none)
@@ -206,6 +208,9 @@ class Loop:
 
         last_view = notes._replace(**last) if self.algorithm.notes else notes
         row = self._notes_row(notes, last_view, cohort)
+        if info._fields != self.algorithm.info:
+            declared = self.algorithm.info
+            raise InvalidArgument(f"info of {self.algorithm.name} must be {info._fields}, its Info's, got {declared}.")
         row |= {name: jnp.asarray(value, jnp.float64) for name, value in info._asdict().items()}
         row |= self._measured(new, data, t + 1)
 

@@ -149,7 +149,11 @@ class Schedule:
     rounds: Sequence[Sequence[int]] = field(repr=False)
 
     def __post_init__(self) -> None:
+        given = isinstance(self.rounds, Sequence) and all(isinstance(r, (Sequence, np.ndarray)) for r in self.rounds)
+        require(given, "schedule", "a list of rounds, each a list of clients", self.rounds)
         for t, chosen in enumerate(self.rounds):
+            flat = all(isinstance(i, (int, np.integer)) and not isinstance(i, bool) for i in chosen)
+            require(flat, f"schedule of round {t}", "a list of client numbers from 0", chosen)
             ids = np.asarray(chosen)
             ok = ids.ndim == 1 and (ids.size == 0 or (ids.dtype.kind in "iu" and ids.min() >= 0))
             require(ok, f"schedule of round {t}", "a list of client numbers from 0", chosen)
@@ -182,6 +186,6 @@ def as_participation(value: Any) -> Participation:
         _check_rate(value)
         return Everyone() if value == 1 else Fraction(float(value))
     if isinstance(value, (list, tuple)):
-        return Schedule(tuple(tuple(r) for r in value))
+        return Schedule(tuple(value))
     require(hasattr(value, "select"), "participation", "a number in (0, 1], a scheme or a list of rounds", value)
     return value

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from fedpact.core.contract import Algorithm
 from fedpact.core.errors import unknown
 
@@ -16,6 +18,13 @@ class Settings:
     name: ClassVar[str]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
+    def _plain(self) -> None:
+        """NumPy scalars to Python's: those of NumPy would widen single precision."""
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, f.name, value.item())
+
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
         """The bundle of pure functions for m clients and participation rate ρ."""
         raise NotImplementedError
@@ -23,7 +32,7 @@ class Settings:
     @classmethod
     def preset(cls, preset: str, **changes: Any) -> Self:
         """A named choice of settings (see `fedpact show NAME`), with changes of your own."""
-        if preset not in cls.presets:
+        if not isinstance(preset, str) or preset not in cls.presets:
             raise unknown(f"{cls.name} preset", preset, cls.presets)
         return cls.from_dict({**cls.presets[preset], **changes})
 

@@ -122,11 +122,12 @@ def split(
     dataset: Dataset, clients: int | None, how: str, seed: int, holdout: float, options: Mapping[str, Any]
 ) -> Federation:
     """The federation behind `Dataset.split`."""
-    if how not in partition.SPLITS:
+    if not isinstance(how, str) or how not in partition.SPLITS:
         raise unknown("how", how, partition.SPLITS)
+    known = ("clients", "how", "seed", "holdout", *partition.SPLITS[how])
     for option in options:
-        if option not in partition.SPLITS[how]:
-            raise unknown(f"option of the split {how!r}", option, partition.SPLITS[how])
+        if option not in known:
+            raise unknown(f"option of the split {how!r}", option, known)
     m = int(clients) if isinstance(clients, np.integer) else clients
     seed = int(seed) if isinstance(seed, np.integer) else seed
     whole = isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0

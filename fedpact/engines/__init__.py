@@ -15,8 +15,8 @@ ENGINES = {"debug": DebugEngine, "local": LocalEngine}
 
 def as_engine(engine: Any) -> Any:
     """An engine from its name, or the engine itself."""
-    if not isinstance(engine, str):
+    if isinstance(engine, (DebugEngine, LocalEngine)):
         return engine
-    if engine not in ENGINES:
+    if not isinstance(engine, str) or engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     return ENGINES[engine]()

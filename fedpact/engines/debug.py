@@ -40,6 +40,10 @@ class DebugEngine:
         """The client numbers by position."""
         return jnp.stack([batch.client for batch in data])
 
+    def one_client(self, data: Any) -> Batch:
+        """The rows of the first client, to learn a message's shape from."""
+        return data[0]
+
     def capacities(self, data: Any, largest: int, trials: bool) -> None:
         """Everyone has a slot; clients that do not take part are skipped, not masked."""
         return

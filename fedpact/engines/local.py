@@ -19,7 +19,7 @@ from fedpact.core.contract import Batch, Cohort
 from fedpact.core.errors import require, require_positive_int
 
 #: What one more bucket costs, in padded rows (measured: its kernels' launches against a row's gradient).
-BUCKET_COST = 4000
+BUCKET_COST = 1500
 #: Gathering a cohort's rows pays only below this share of everyone's; above it everyone steps and the rest is masked.
 WORTH_GATHERING = 0.5
 
@@ -37,7 +37,7 @@ class LocalEngine:
 
     chunk: int | None = None
     memory: int = 512 * 2**20
-    buckets: int = 4
+    buckets: int = 6
     compiled = True
 
     def __post_init__(self) -> None:
@@ -64,6 +64,10 @@ class LocalEngine:
     def clients_of(self, data: Any) -> Any:
         """The client numbers by position."""
         return jnp.concatenate([batch.client for batch in data])
+
+    def one_client(self, data: Any) -> Batch:
+        """The rows of the first client, to learn a message's shape from."""
+        return jax.tree.map(lambda a: a[0], data[0])
 
     def map(self, f: Callable[..., Any], data: Any, rows: Any, cohort: Cohort | None, where: tuple[Any, str]) -> Any:
         """f(batch, row) for every client of the cohort (None: everyone), stacked in the cohort's order."""

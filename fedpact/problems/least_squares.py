@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedpact.core.contract import Batch
-from fedpact.core.errors import is_number, require
+from fedpact.core.errors import is_number, require, require_flags
 from fedpact.core.vector import Vector
 from fedpact.problems.base import largest_eigenvalue, linear_gradient, linear_init, scores
 
@@ -29,6 +29,7 @@ class LeastSquares:
 
     def __post_init__(self) -> None:
         require(is_number(self.l2) and self.l2 >= 0, "l2", "a number of at least 0", self.l2, symbol="β")
+        require_flags(self, "divide", "intercept")
 
     def check(self, federation: Any) -> None:
         """Any finite target will do; the dataset has checked that."""

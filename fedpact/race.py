@@ -43,7 +43,7 @@ def load(folder: Path) -> Run:
             f"folder must be of a finished run, got {str(folder)!r} without {', '.join(missing)}. "
             f"An unfinished one continues with: fedpact resume {folder}"
         )
-    result = json.loads(needed[0].read_text(encoding="utf-8"))
+    result, config = _json(needed[0]), _json(needed[1])
     kind, _, where = result["outcome"].partition(": ")
     return Run(
         name=result["name"],
@@ -51,10 +51,21 @@ def load(folder: Path) -> Run:
         model=Model.load(needed[3]),
         outcome_kind=Outcome(kind),
         where=where,
-        config=json.loads(needed[1].read_text(encoding="utf-8")),
+        config=config,
         metrics=result["metrics"],
+        notices=result["notices"],
         folder=folder,
     )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise DataError(f"{path.name} must be whole, got a damaged file {path}.")
+    return values
 
 
 def race(runs: Sequence[Run], column: str, target: float | None, above: bool) -> tuple[list[dict[str, Any]], float]:
@@ -68,6 +79,11 @@ def race(runs: Sequence[Run], column: str, target: float | None, above: bool) ->
         )
     sign = -1.0 if above else 1.0
     values = [sign * run.history.column(column) for run in runs]
+    for run, v in zip(runs, values, strict=True):
+        if np.all(np.isnan(v)):
+            raise InvalidArgument(
+                f"column must be one that was measured, got {column!r}, which is empty in {run.name}."
+            )
     if target is None:
         target = sign * max(float(np.nanmin(v)) for v in values)
     rows = []
