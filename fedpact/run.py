@@ -79,6 +79,8 @@ class Experiment:
         self.problem.check(self.federation)
         for t in range(self.rounds if isinstance(self.participation, Schedule) else 1):
             self.participation.select(self.seed, t, self.federation.clients)
+        if self.stop is not None:
+            _loop(self).check_stop(_start(self), self.federation.features, PRECISIONS[self.precision])
 
     def config(self) -> dict[str, Any]:
         """The experiment as plain data: what the run folder, the report and the checkpoint's digest hold."""

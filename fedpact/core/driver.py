@@ -120,6 +120,7 @@ def drive(
             cohorts = _stacked([d.cohorts for d in drawn]) if trials else drawn[0].cohorts
             args = (carry, data, cohorts, np.int64(steps), np.float64(elapsed), root)
             step = _compiled(loop, block, args, ready)
+            clocked = len(loop.clock["local"])
             begun = time.perf_counter()
             with jax.disable_jit(not loop.engine.compiled):
                 carry, rows = step(*args)
@@ -130,7 +131,7 @@ def drive(
             for i, history in enumerate(histories):
                 count = int(ends[i]) - history.rounds
                 mine = {name: np.asarray(value[i] if trials else value)[:count] for name, value in rows.items()}
-                clock = _clock(loop, count, elapsed, spent, steps, history)
+                clock = _clock(loop, count, elapsed, spent / steps, clocked, history)
                 history.extend(_rows(history, mine, drawn[i].participants[:count], wire, clock))
             elapsed = max(history.last("seconds") for history in histories)
             done += steps
@@ -191,11 +192,13 @@ def _history(loop: Loop, first: dict[str, np.ndarray], trial: int, wire: _Wire) 
     return history
 
 
-def _clock(loop: Loop, count: int, elapsed: float, spent: float, steps: int, history: History) -> dict[str, np.ndarray]:
+def _clock(
+    loop: Loop, count: int, elapsed: float, pace: float, clocked: int, history: History
+) -> dict[str, np.ndarray]:
+    """Seconds of the block's rounds; `clocked` is how many rounds the loop's clock had timed before it."""
     if not loop.timing:
-        return {"seconds": elapsed + spent / steps * np.arange(1, count + 1)}
-    local = np.array(loop.clock["local"][-steps:][:count])
-    server = np.array(loop.clock["server"][-steps:][:count])
+        return {"seconds": elapsed + pace * np.arange(1, count + 1)}
+    local, server = (np.array(loop.clock[name][clocked : clocked + count]) for name in ("local", "server"))
     return {"seconds": history.last("seconds") + np.cumsum(local + server), "local_seconds": local}
 
 

@@ -78,17 +78,19 @@ class History:
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.reader(file))
         if not lines or "round" not in lines[0]:
-            raise CheckpointError(f"{path} must begin with the names of its columns, got {lines[:1] or 'nothing'}.")
+            got = lines[0] if lines else "nothing"
+            raise CheckpointError(f"history.csv must be a table with a column 'round', got {got} in {path}.")
         header, *rows = lines
         history = cls(header)
         for row in rows:
             if len(row) != len(header):
-                raise CheckpointError(f"{path} must have {len(header)} cells in every line, got {len(row)}: {row}.")
+                raise CheckpointError(f"history.csv must be of {len(header)} cells a line, got {len(row)} in {path}.")
             for name, cell in zip(header, row, strict=True):
                 try:
                     history._columns[name].append(float(cell) if cell else math.nan)
                 except ValueError:
-                    raise CheckpointError(f"{path} must hold numbers, got {cell!r} in column {name!r}.") from None
+                    problem = f"history.csv must be of numbers, got {cell!r} in column {name!r} of {path}."
+                    raise CheckpointError(problem) from None
         return history
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedpact.core.contract import Algorithm, Cohort
+from fedpact.core.contract import Algorithm, Batch, Cohort
 from fedpact.core.errors import InvalidArgument, unknown
 from fedpact.core.keys import JOIN_ROUND, client_key
 from fedpact.core.stop import Rule
@@ -147,6 +147,23 @@ class Loop:
                 row[name] = (jnp.nanmin if how == "min" else jnp.nanmax)(getattr(last, name))
         return {name: jnp.asarray(value, jnp.float64) for name, value in row.items()}
 
+    def check_stop(self, w0: Any, features: int, dtype: Any) -> None:
+        """Refuse a stop rule on a column that no round has. Counts that only the host keeps cannot be watched."""
+        x, y = jax.ShapeDtypeStruct((2, features), dtype), jax.ShapeDtypeStruct((2,), dtype)
+
+        def measure(x: Any, y: Any) -> dict[str, Any]:
+            batch = Batch(x, y, jnp.ones_like(y), jnp.asarray(0, jnp.int32))
+            state, hello = self.algorithm.join(w0, batch, client_key(jax.random.key(0), JOIN_ROUND, 0))
+            server = self.algorithm.init(w0, jax.tree.map(lambda a: a[None], hello))
+            return self.algorithm.measure(self.algorithm.broadcast(server), state, batch)
+
+        sums = set(jax.eval_shape(measure, x, y))
+        known = (sums - {"rows", "correct"}) | ({"accuracy"} if "correct" in sums else set()) | {"round", "seconds"}
+        known |= (set(self.algorithm.notes) | set(self.algorithm.info)) - {"gradients"}  # cumulative on the host
+        for name in self.stop.reads:
+            if name not in known:
+                raise unknown("column of the stop rule", name, known)
+
     # Start, and blocks of rounds
 
     def start(self, w0: Any, data: Any, root: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -165,9 +182,6 @@ class Loop:
         row = self.measure_stage(state, data)
         row |= {name: jnp.asarray(jnp.nan) for name in (*self.algorithm.notes, *self.algorithm.info)}
         known = row | {"round": 0.0, "seconds": 0.0}
-        for name in self.stop.reads:
-            if name not in known:
-                raise unknown("column of the stop rule", name, known)
         recent = {
             name: jnp.full(self.stop.window, jnp.nan, jnp.float64).at[-1].set(known[name]) for name in self.stop.reads
         }
@@ -195,9 +209,11 @@ class Loop:
         return self._while(going, body, (carry, blank))
 
     def _columns(self, state: State, data: Any) -> list[str]:
+        return [*self._measured_names(state, data), *self.algorithm.notes, *self.algorithm.info]
+
+    def _measured_names(self, state: State, data: Any) -> list[str]:
         stage = self.measure_stage
-        measured = jax.eval_shape(stage, state, data) if self.engine.compiled else stage(state, data)
-        return [*measured, *self.algorithm.notes, *self.algorithm.info]
+        return list(jax.eval_shape(stage, state, data) if self.engine.compiled else stage(state, data))
 
     def _round(self, carry: Carry, data: Any, cohort: Cohort, elapsed: Any, root: Any) -> tuple[Carry, dict[str, Any]]:
         old, t = carry.state, carry.round
@@ -235,7 +251,7 @@ class Loop:
         if self.timing or not self.engine.compiled:
             if int(t) % self.evaluate_every == 0:
                 return self._measure(state, data, t)
-            return {name: jnp.asarray(jnp.nan) for name in jax.eval_shape(self.measure_stage, state, data)}
+            return {name: jnp.asarray(jnp.nan) for name in self._measured_names(state, data)}
         blank = lambda *_: jax.tree.map(
             lambda s: jnp.full(s.shape, jnp.nan), jax.eval_shape(self.measure_stage, state, data)
         )

@@ -186,6 +186,6 @@ def as_participation(value: Any) -> Participation:
         _check_rate(value)
         return Everyone() if value == 1 else Fraction(float(value))
     if isinstance(value, (list, tuple)):
-        return Schedule(tuple(value))
+        return Schedule(tuple(tuple(r) if isinstance(r, (list, tuple)) else r for r in value))
     require(hasattr(value, "select"), "participation", "a number in (0, 1], a scheme or a list of rounds", value)
     return value

@@ -99,7 +99,8 @@ class Target(Rule):
     above: bool = False
 
     def __post_init__(self) -> None:
-        require(is_number(self.value), "target", "a number", self.value)
+        ok = isinstance(self.value, (int, float)) and self.value == self.value and not isinstance(self.value, bool)
+        require(ok, "target", "a number", self.value)
 
     @property
     def reads(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedpact.core.errors import unknown
+from fedpact.core.errors import require, unknown
 from fedpact.engines.debug import DebugEngine
 from fedpact.engines.local import LocalEngine
 
@@ -17,6 +17,7 @@ def as_engine(engine: Any) -> Any:
     """An engine from its name, or the engine itself."""
     if isinstance(engine, (DebugEngine, LocalEngine)):
         return engine
-    if not isinstance(engine, str) or engine not in ENGINES:
+    require(isinstance(engine, str), "engine", "a name or an engine", engine)
+    if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     return ENGINES[engine]()

@@ -199,11 +199,17 @@ def programs(algorithm, problem):
 
 
 def play(algorithm, problem, clients, w0, cohorts, seed=0) -> list[Moment]:
-    """The rounds of `cohorts` (lists of clients; not the first one empty), function by function as in the contract."""
-    longest = max(len(y) for _, y in clients)
-    data = [batch(x, y, i, padding=longest - len(y)) for i, (x, y) in enumerate(clients)]
+    """The rounds of `cohorts` (lists of clients; not the first one empty), function by function as in the contract.
+
+    Long runs are compiled; short ones run operation by operation, which is quicker than compiling them.
+    """
+    with jax.disable_jit(len(cohorts) <= 20):
+        return _play(algorithm, problem, clients, w0, cohorts, jax.random.key(seed))
+
+
+def _play(algorithm, problem, clients, w0, cohorts, root):
+    data = [batch(x, y, i, padding=max(SIZES) - len(y)) for i, (x, y) in enumerate(clients)]
     join, init, step, serve = programs(algorithm, problem)
-    root = jax.random.key(seed)
     joined = [join(w0, b, root) for b in data]
     states = [state for state, _ in joined]
     server = strong(init(w0, stack([hello for _, hello in joined])))

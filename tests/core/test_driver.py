@@ -58,10 +58,9 @@ def test_where_a_run_is_cut_into_blocks_does_not_change_its_bits(monkeypatch):
             np.testing.assert_array_equal(a[name], b[name])
 
 
-@engines
-def test_a_rule_ends_the_run_in_the_round_it_is_met(engine):
+def test_a_rule_ends_the_run_in_the_round_it_is_met():
     """w after rounds 0..5 is 0, 2.5, 5.5, 5.5, 17.5, …: f = 1.5 + w first reaches 6 in round 2."""
-    _, end = run_toy(engine=engine, stop=Target("objective", 6.0, above=True))
+    _, end = run_toy(stop=Target("objective", 6.0, above=True))
     assert end.outcome is Outcome.STOPPED
     assert end.history.rounds == 2
     assert len(end.history) == 3
@@ -106,11 +105,10 @@ def test_what_the_server_acknowledged_is_committed():
     assert end.history.column("objective")[-1] == 1.5 + 2.5 + 102
 
 
-@pytest.mark.parametrize("timing", [False, True])
 @engines
-def test_telemetry_every_few_rounds(engine, timing):
+def test_telemetry_every_few_rounds(engine):
     """Rows between are empty; the rounds themselves are the same."""
-    _, end = run_toy(engine=engine, evaluate_every=2, timing=timing)
+    _, end = run_toy(engine=engine, evaluate_every=2)
     history, rows = columns(end), followed(COHORTS)
     np.testing.assert_array_equal(np.isnan(history["objective"]), [False, True, False, True, False, True])
     np.testing.assert_allclose(history["objective"][[0, 2, 4]], [1.5 + rows[t]["w"] for t in (0, 2, 4)])
@@ -119,8 +117,6 @@ def test_telemetry_every_few_rounds(engine, timing):
 
 
 def test_rules_look_at_measured_rounds_only():
-    _, end = run_toy(engine=ONE, evaluate_every=2, stop=Target("objective", 6.0, above=True))
-    assert end.history.rounds == 2
     _, end = run_toy(engine=ONE, evaluate_every=2, cohorts=COHORTS * 2, stop=Rounds(3))
     assert end.history.rounds == 4
 

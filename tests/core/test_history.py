@@ -81,5 +81,5 @@ def test_an_unknown_column_is_named_with_the_nearest():
 def test_a_cut_line_is_refused(tmp_path):
     path = tmp_path / "history.csv"
     path.write_text("round,objective\n0,0.5\n1\n", encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"must have 2 cells in every line, got 1"):
+    with pytest.raises(CheckpointError, match=r"must be of 2 cells a line, got 1"):
         History.read(path)

@@ -7,7 +7,6 @@ import pytest
 
 import fedpact as fp
 from fedpact.core.errors import FedpactError
-from fedpact.core.stop import Outcome
 
 
 def run(stop, rounds=4, **options):
@@ -23,11 +22,10 @@ def test_a_column_that_does_not_exist_is_refused_with_the_nearest():
         run(fp.stop.Target("objectve", 0.1))
 
 
-def test_a_target_on_a_cumulative_column_is_on_the_cumulative_numbers():
-    """`gradients` in the history: 3 clients × 2 steps a round make 6, 12, 18, 24."""
-    out = run(fp.stop.Target("gradients", 18, above=True))
-    assert out.outcome_kind is Outcome.STOPPED
-    assert out.history.column("gradients").tolist() == [0, 6, 12, 18]
+def test_a_target_on_a_count_that_only_the_host_keeps_is_refused():
+    """A round knows its own gradients, the history their sum: a rule must not mistake one for the other."""
+    with pytest.raises(FedpactError, match=r"column of the stop rule must be one of .+, got 'gradients'\."):
+        run(fp.stop.Target("gradients", 18, above=True))
 
 
 def test_a_target_on_accuracy():

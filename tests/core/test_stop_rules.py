@@ -17,9 +17,20 @@ def recent(**columns):
 
 
 def fired(rule, **columns):
-    plain = bool(rule.fired(recent(**columns)))
-    assert bool(jax.jit(rule.fired)(recent(**columns))) == plain  # on the host and in a compiled block alike
-    return plain
+    return bool(rule.fired(recent(**columns)))
+
+
+def test_rules_are_the_same_in_a_compiled_block():
+    rule = (Variance(3.0, window=3) | Rounds(9)) & (GradientNorm(0.5) | Target("objective", 2.0)) & Seconds(1.0)
+    compiled = jax.jit(rule.fired)
+    for f, g, t, s in (
+        ([1, 2, 3], 0.1, 1, 2),
+        ([1, 2, 9], 0.1, 9, 2),
+        ([1, 2, 9], 0.1, 8, 2),
+        ([1, 2, 3], 0.1, 1, 0.5),
+    ):
+        columns = recent(objective=f, gradient=[g] * 3, round=[t] * 3, seconds=[s] * 3)
+        assert bool(compiled(columns)) == bool(rule.fired(columns))
 
 
 def test_rounds():

@@ -15,7 +15,7 @@ from fedpact.core.stop import Target
 from fedpact.core.vector import Vector
 from fedpact.engines import DebugEngine
 
-NEVER = Target("objective", -np.inf)
+NEVER = Target("objective", -1e300)
 COHORTS = ((0, 3), (1, 2, 3), (), (3,), (0, 1, 2, 3))
 
 

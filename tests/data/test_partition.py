@@ -207,9 +207,12 @@ SPLIT_NAMES = [
     ({"clients": 3, "how": "idd"}, r"how must be one of column, cuts, .*, got 'idd'\. Did you mean 'iid'\?"),
     (
         {"clients": 3, "how": "dirichlet", "alfa": 1},
-        r"option of the split 'dirichlet' must be one of alpha, least, got 'alfa'\. Did you mean 'alpha'\?",
+        r"option of the split 'dirichlet' must be one of alpha, clients, holdout, how, least, seed, got 'alfa'\. Did you mean 'alpha'\?",
     ),
-    ({"clients": 3, "alpha": 1}, r"option of the split 'iid' must be one of \(none\), got 'alpha'\."),
+    (
+        {"clients": 3, "alpha": 1},
+        r"option of the split 'iid' must be one of clients, holdout, how, seed, got 'alpha'\.",
+    ),
     (
         {"how": "column", "column": "x9"},
         r"column of dataset 'synthetic logistic' must be one of x0, x1, y, got 'x9'\. Did you mean",

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from literal import KINDS, as_batch, as_flat, as_vector, compiled, label, rows, traceable, value
+from literal import KINDS, as_batch, as_flat, as_vector, label, rows, traceable, value
 
 import fedpact as fp
 from fedpact.core.errors import DataError, InvalidArgument
@@ -24,7 +24,7 @@ def test_value_is_the_definition_s(problem):
     x, y = rows(problem)
     for seed in range(3):
         flat = point(problem, seed)
-        got = compiled("value_and_gradient")(problem, as_vector(problem, flat), as_batch(x, y))[0]
+        got = problem.value_and_gradient(as_vector(problem, flat), as_batch(x, y))[0]
         assert float(got) == pytest.approx(value(problem, flat, x, y), rel=1e-13)
 
 
@@ -34,7 +34,7 @@ def test_gradient_is_the_definition_s_derivative(problem):
     flat = point(problem)
     expected = np.asarray(jax.grad(lambda v: traceable(problem, v, x, y))(jnp.asarray(flat)))
     w, batch = as_vector(problem, flat), as_batch(x, y)
-    for got in (compiled("gradient")(problem, w, batch), compiled("value_and_gradient")(problem, w, batch)[1]):
+    for got in (problem.gradient(w, batch), problem.value_and_gradient(w, batch)[1]):
         np.testing.assert_allclose(as_flat(got), expected, rtol=1e-12, atol=1e-13)
 
 
@@ -44,7 +44,7 @@ def test_gradient_agrees_with_finite_differences(problem):
     flat, h = point(problem, 2), 1e-6
     steps = np.eye(len(flat)) * h
     slopes = [(value(problem, flat + s, x, y) - value(problem, flat - s, x, y)) / (2 * h) for s in steps]
-    got = as_flat(compiled("gradient")(problem, as_vector(problem, flat), as_batch(x, y)))
+    got = as_flat(problem.gradient(as_vector(problem, flat), as_batch(x, y)))
     np.testing.assert_allclose(got, slopes, rtol=1e-7, atol=1e-8)
 
 
@@ -54,15 +54,13 @@ def test_padding_changes_nothing(problem, junk):
     x, y = rows(problem)
     w = as_vector(problem, point(problem))
     bare, padded = as_batch(x, y), as_batch(x, y, padding=6, junk=junk)
-    a, b = compiled("value_and_gradient")(problem, w, bare), compiled("value_and_gradient")(problem, w, padded)
+    a, b = problem.value_and_gradient(w, bare), problem.value_and_gradient(w, padded)
     assert float(a[0]) == pytest.approx(float(b[0]), rel=1e-14)
     np.testing.assert_allclose(as_flat(a[1]), as_flat(b[1]), rtol=1e-13, atol=1e-15)
-    np.testing.assert_allclose(as_flat(compiled("gradient")(problem, w, padded)), as_flat(a[1]), rtol=1e-13, atol=1e-15)
-    assert float(compiled("lipschitz")(problem, bare)) == pytest.approx(
-        float(compiled("lipschitz")(problem, padded)), rel=1e-13
-    )
-    assert {k: float(v) for k, v in compiled("counts")(problem, w, bare).items()} == {
-        k: float(v) for k, v in compiled("counts")(problem, w, padded).items()
+    np.testing.assert_allclose(as_flat(problem.gradient(w, padded)), as_flat(a[1]), rtol=1e-13, atol=1e-15)
+    assert float(problem.lipschitz(bare)) == pytest.approx(float(problem.lipschitz(padded)), rel=1e-13)
+    assert {k: float(v) for k, v in problem.counts(w, bare).items()} == {
+        k: float(v) for k, v in problem.counts(w, padded).items()
     }
 
 
@@ -72,8 +70,8 @@ def test_divide_moves_the_regulariser_by_the_number_of_rows(kind):
     flat = point(kind())
     plain = value(kind(l2=0.0), flat, x, y)
     w, batch = as_vector(kind(), flat), as_batch(x, y)
-    full = float(compiled("value_and_gradient")(kind(l2=0.8, divide=False), w, batch)[0]) - plain
-    divided = float(compiled("value_and_gradient")(kind(l2=0.8, divide=True), w, batch)[0]) - plain
+    full = float(kind(l2=0.8, divide=False).value_and_gradient(w, batch)[0]) - plain
+    divided = float(kind(l2=0.8, divide=True).value_and_gradient(w, batch)[0]) - plain
     assert full == pytest.approx(0.4 * float(flat @ flat), rel=1e-12)
     assert divided == pytest.approx(full / 9, rel=1e-12)
 
@@ -85,18 +83,14 @@ def test_the_intercept_is_not_penalised(kind):
     flat = np.array([0, 0, 0, 0, 3.0])
     light, heavy = kind(l2=0.0, intercept=True), kind(l2=1e6, intercept=True)
     w, batch = as_vector(light, flat), as_batch(x, y)
-    assert float(compiled("value_and_gradient")(light, w, batch)[0]) == float(
-        compiled("value_and_gradient")(heavy, w, batch)[0]
-    )
-    np.testing.assert_array_equal(
-        as_flat(compiled("gradient")(light, w, batch)), as_flat(compiled("gradient")(heavy, w, batch))
-    )
+    assert float(light.value_and_gradient(w, batch)[0]) == float(heavy.value_and_gradient(w, batch)[0])
+    np.testing.assert_array_equal(as_flat(light.gradient(w, batch)), as_flat(heavy.gradient(w, batch)))
 
 
 def test_large_scores_stay_finite():
     x, y = np.array([[1000.0], [-1000.0]]), np.array([0.0, 1.0])
     w, batch = as_vector(Logistic(), np.array([2.0])), as_batch(x, y)
-    f, g = compiled("value_and_gradient")(Logistic(l2=0.0), w, batch)
+    f, g = Logistic(l2=0.0).value_and_gradient(w, batch)
     assert float(f) == pytest.approx(2000)
     np.testing.assert_allclose(as_flat(g), [1000.0])
 
@@ -104,9 +98,9 @@ def test_large_scores_stay_finite():
 def test_counts_by_hand():
     """Scores 1, −1, 2, 0 against labels 1, 1, 0, 0: right are the first and, at the threshold, the last."""
     batch = as_batch(np.array([[1.0], [-1.0], [2.0], [0.0]]), np.array([1.0, 1.0, 0.0, 0.0]), padding=3)
-    counts = compiled("counts")(Logistic(), as_vector(Logistic(), np.array([1.0])), batch)
+    counts = Logistic().counts(as_vector(Logistic(), np.array([1.0])), batch)
     assert {name: float(v) for name, v in counts.items()} == {"rows": 4, "correct": 2}
-    assert list(compiled("counts")(LeastSquares(), as_vector(LeastSquares(), np.array([1.0])), batch)) == ["rows"]
+    assert list(LeastSquares().counts(as_vector(LeastSquares(), np.array([1.0])), batch)) == ["rows"]
 
 
 @each
