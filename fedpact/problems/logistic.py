@@ -44,7 +44,9 @@ class Logistic:
         labels = np.unique(federation.dataset.y)
         if set(labels.tolist()) != {0.0, 1.0}:
             got = labels[:5].tolist()
-            raise DataError(f"labels must be two classes for Logistic, got {got}. Code them 0 and 1; have rows of both.")
+            raise DataError(
+                f"labels must be two classes for Logistic, got {got}. Code them 0 and 1; have rows of both."
+            )
 
     def init(self, features: int, dtype: Any) -> Vector:
         """w = 0."""

@@ -207,7 +207,8 @@ SPLIT_NAMES = [
     ({"clients": 3, "how": "idd"}, r"how must be one of column, cuts, .*, got 'idd'\. Did you mean 'iid'\?"),
     (
         {"clients": 3, "how": "dirichlet", "alfa": 1},
-        r"option of the split 'dirichlet' must be one of alpha, clients, holdout, how, least, seed, got 'alfa'\. Did you mean 'alpha'\?",
+        r"option of the split 'dirichlet' must be one of alpha, clients, holdout, how, least, seed, got 'alfa'\. "
+        r"Did you mean 'alpha'\?",
     ),
     (
         {"clients": 3, "alpha": 1},
