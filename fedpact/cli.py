@@ -179,7 +179,7 @@ def run(options: argparse.Namespace) -> int:
     """`fedpact run FILE`."""
     from fedpact.core.files import make_folder, write_atomic
     from fedpact.experiment import build, read
-    from fedpact.run import require_empty
+    from fedpact.folder import require_empty
 
     values = read(options.file, options.changes)
     experiment, name = build(values)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
-import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +16,27 @@ import numpy as np
 
 from fedpact.core import checkpoint
 from fedpact.core.contract import check_needs
-from fedpact.core.driver import Finished, Resumed, drive
+from fedpact.core.driver import Finished, drive
 from fedpact.core.errors import (
-    CheckpointError,
-    InvalidArgument,
-    OutputError,
     require,
     require_flags,
     require_positive_int,
     unknown,
 )
-from fedpact.core.files import append_synced, make_folder, write_atomic, writing
+from fedpact.core.files import make_folder, write_atomic
 from fedpact.core.history import History
 from fedpact.core.loop import Loop
 from fedpact.core.participation import Schedule, as_participation
 from fedpact.core.settings import Settings
 from fedpact.core.stop import Outcome, Rule, Target
 from fedpact.engines import as_engine
+from fedpact.folder import RunFolder, environment, json_bytes
 from fedpact.metrics import held_out
 from fedpact.model import Model, as_host
 from fedpact.problems import PROBLEMS
 from fedpact.report import Progress, curves, text_table, write_report
 
 PRECISIONS = {"double": np.float64, "single": np.float32}
-CHECKPOINT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -178,12 +172,12 @@ class Runs(list[Run]):
         """Write report.html, its plots, and every run's history and configuration."""
         path = Path(folder)
         page = write_report(self, path, title=title, **options)
-        write_atomic(path / "environment.json", _json(environment()))
+        write_atomic(path / "environment.json", json_bytes(environment()))
         for index, run in enumerate(self):
             name = f"{index + 1:02d}-{run.config['algorithm']['name']}"
             make_folder(path / "runs" / name)
             write_atomic(path / "runs" / name / "history.csv", run.history.lines().encode())
-            write_atomic(path / "runs" / name / "config.json", _json(run.config))
+            write_atomic(path / "runs" / name / "config.json", json_bytes(run.config))
             run.model.save(path / "runs" / name / "model.bin")
         return page
 
@@ -299,7 +293,7 @@ def execute(
     """Run an experiment, in a folder of its own where one is given; with `resuming`, go on from its checkpoint."""
     loop = _loop(experiment)
     path = None if folder is None else Path(folder)
-    keeper = None if path is None else _Keeper(path, experiment, resuming)
+    keeper = None if path is None else RunFolder(path, experiment, resuming)
     begun = keeper.begun if keeper is not None else 0
     bar = Progress(experiment.rounds, name or experiment.algorithm.label, enabled=progress, start=begun)
 
@@ -328,122 +322,12 @@ def execute(
     return result
 
 
-def require_empty(folder: Path) -> None:
-    """Refuse a folder that holds anything but the temporary file of a run killed at its first write."""
-    if folder.is_dir() and not any(not (p.name.startswith(".") and p.suffix == ".tmp") for p in folder.iterdir()):
-        return
-    if folder.exists() or folder.is_symlink():
-        raise OutputError(
-            f"output folder must be new or empty, got {str(folder)!r}. Choose another name, or continue the run "
-            f"in it with: fedpact resume {folder}"
-        )
-
-
-class _Keeper:
-    """A run's folder: configuration, environment, history as it grows, checkpoints, and at the end model and result."""
-
-    def __init__(self, folder: Path, experiment: Experiment, resuming: bool) -> None:
-        self.folder, self.settings = folder, experiment.digest()
-        self.written, self.saved_at = 0, -math.inf
-        self.last: tuple[Any, History, float] | None = None
-        self._resumed: Resumed | None = None
-        if not resuming:
-            require_empty(folder)
-        make_folder(folder)
-        for torn in folder.glob(".*.tmp"):  # of a life that was killed while writing
-            torn.unlink(missing_ok=True)
-        found = checkpoint.load(folder, self.settings) if resuming else None
-        if found is None:
-            (folder / "history.csv").unlink(missing_ok=True)
-        else:
-            self._resume(found)
-            if found.round > experiment.rounds:
-                raise InvalidArgument(
-                    f"rounds must be at least {found.round}, which are done, got {experiment.rounds}."
-                )
-        write_atomic(folder / "config.json", _json(experiment.config()))
-        write_atomic(folder / "environment.json", _json(environment()))
-
-    def _resume(self, found: checkpoint.Checkpoint) -> None:
-        csv = self.folder / "history.csv"
-        if not csv.is_file() or csv.stat().st_size < found.history_bytes:
-            raise CheckpointError(f"{csv} must be as long as the checkpoint says, got a shorter one. It was edited.")
-        with writing(csv), csv.open("rb+") as file:
-            file.truncate(found.history_bytes)
-        history = History.read(csv)
-        self.written = len(history)
-        self._resumed = Resumed(lambda carry: checkpoint.restore(carry, found.leaves), history, found.elapsed)
-
-    @property
-    def begun(self) -> int:
-        """Rounds done before this session."""
-        return self._resumed.history.rounds if self._resumed else 0
-
-    def resumed(self) -> Resumed | None:
-        """Where to go on from, if anywhere."""
-        return self._resumed
-
-    def after_block(self, carry: Any, history: History, elapsed: float) -> None:
-        """Append the new rows; save a checkpoint when the last one is old enough."""
-        append_synced(self.folder / "history.csv", history.lines(self.written).encode())
-        self.written, self.last = len(history), (carry, history, elapsed)
-        if elapsed - self.saved_at >= CHECKPOINT_SECONDS or self.saved_at == -math.inf:
-            self.save()
-
-    def save(self) -> None:
-        """Checkpoint the last block's end."""
-        if self.last is None:
-            return
-        carry, history, elapsed = self.last
-        size = (self.folder / "history.csv").stat().st_size
-        checkpoint.save(self.folder, jax.device_get(carry), self.settings, history.rounds, size, elapsed)
-        self.saved_at, self.last = elapsed, None
-
-    def finish(self, result: Run) -> None:
-        """Save the end, the model and the result."""
-        self.save()
-        if self.written == 0:
-            append_synced(self.folder / "history.csv", result.history.lines().encode())
-        result.model.save(self.folder / "model.bin")
-        summary = {
-            "name": result.name,
-            "outcome": result.outcome,
-            "summary": result.summary,
-            "metrics": result.metrics,
-            "notices": result.notices,
-        }
-        result.report(self.folder)
-        write_atomic(self.folder / "result.json", _json(summary))  # last: its presence says that all is there
-
-
 def use_compilation_cache() -> None:
     """Keep compiled programs on disk, unless the user has set JAX's own cache: a second run compiles nothing."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
         folder = Path(os.environ.get("FEDPACT_CACHE") or Path.home() / ".cache" / "fedpact") / "xla"
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-
-
-def environment() -> dict[str, Any]:
-    """Versions and machine, for the record."""
-    packages = ("fedpact", "jax", "jaxlib", "numpy", "scipy", "scikit-learn", "matplotlib")
-    return {
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-        "packages": {name: metadata.version(name) for name in packages},
-    }
-
-
-def _json(values: Any) -> bytes:
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: plain(v) for k, v in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(v) for v in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return (json.dumps(plain(values), indent=2, ensure_ascii=False, default=str) + "\n").encode()
 
 
 __all__ = ["Experiment", "Run", "Runs", "compare", "environment", "execute", "run", "trials"]

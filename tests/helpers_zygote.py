@@ -44,8 +44,8 @@ def child(request: dict) -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"], resource.RLIM_INFINITY))
     if not request["plots"]:  # the plots are most of a short run's time
         importlib.import_module("fedpact.report.html").plots_section = lambda *_: ""
-    if request["checkpoint_seconds"] is not None:  # `fedpact.run` itself is the function, not the module
-        module = importlib.import_module("fedpact.run")
+    if request["checkpoint_seconds"] is not None:
+        module = importlib.import_module("fedpact.folder")
         assert module.CHECKPOINT_SECONDS > 0
         module.CHECKPOINT_SECONDS = request["checkpoint_seconds"]
     from fedpact.cli import main

@@ -21,7 +21,6 @@ from fedpact.core.keys import JOIN_ROUND, Purpose
 from fedpact.core.vector import Vector
 from fedpact.engines import LocalEngine, local
 from fedpact.problems import optimum
-from fedpact.run import Experiment, execute
 
 #: η ≥ max r_i, so that (33) promises descent from the first step; c and α large enough for its tail not to drown F.
 NUMBERS = {"k0": 3, "eta": 1.5, "lam": 0.05, "mu0": 5.0, "c": 5.0, "alpha": 1.05}
@@ -394,7 +393,7 @@ def test_a_large_lambda_stalls():
         assert any(np.any(flat(upload.z) != 0) for upload in new) == moves
 
 
-# (e) engines, trials, resuming; purity and repeatability are in the conformance suite
+# (e) engines and trials; purity and repeatability are in the conformance suite, resuming in test_driver
 
 
 def test_buckets_and_chunks_change_nothing(run_once):
@@ -423,18 +422,6 @@ def test_trials_are_the_same_runs_one_by_one(run_once):
         for name in ("objective", "gradient", "participants", "bytes_up", "snr", "noise_scale", "penalty"):
             np.testing.assert_allclose(run.history.column(name), alone.history.column(name), rtol=1e-11, atol=1e-12)
     assert np.all(flat(together[0].model.w) != flat(together[1].model.w))
-
-
-def test_a_run_that_was_cut_goes_on_to_the_same_bits(tmp_path, run_once):
-    options = {"participation": 0.4, "engine": ONE, "seed": 1}
-    experiments = [Experiment(NOISY, PROBLEM, byhand.federation(parts()), rounds=t, **options) for t in (2, 4)]
-    execute(experiments[0], folder=tmp_path / "cut")
-    resumed = execute(experiments[1], folder=tmp_path / "cut", resuming=True)
-    whole = run_once(NOISY, ONE, participation=0.4, rounds=4, seed=1)
-    np.testing.assert_array_equal(flat(resumed.model.w), flat(whole.model.w))
-    for name in whole.history.columns:
-        if "seconds" not in name:
-            np.testing.assert_array_equal(resumed.history.column(name), whole.history.column(name))
 
 
 def test_noise_comes_with_a_warning():

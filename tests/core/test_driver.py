@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from toy_loop import COHORTS, Clients, ClientState, followed, run_toy, toy
 
-from fedpact.core import driver
+from fedpact.core import checkpoint, driver
 from fedpact.core.errors import ClientError
+from fedpact.core.history import History
 from fedpact.core.stop import Outcome, Rounds, Target, Variance
 from fedpact.engines import DebugEngine, LocalEngine
 
@@ -103,6 +104,29 @@ def test_what_the_server_acknowledged_is_committed():
     # client 0: 0 → 1 + 100, then 102 + 100; client 3: 101. Mean over four: (202 + 101)/4.
     assert end.history.column("times")[-1] == (202 + 101) / 4
     assert end.history.column("objective")[-1] == 1.5 + 2.5 + 102
+
+
+def test_a_run_that_was_cut_goes_on_to_the_same_bits(tmp_path):
+    """Two rounds, a checkpoint, three more: state, notes, recent rows and history are those of five rounds at once."""
+    stop = Variance(1e-9, window=3)
+
+    def keep(carry, history, elapsed):
+        (tmp_path / "history.csv").write_text(history.lines(), encoding="utf-8")
+        checkpoint.save(tmp_path, carry, "these settings", history.rounds, 0, elapsed)
+
+    whole = run_toy(stop=stop)[1]
+    first = run_toy(rounds=2, stop=stop, after_block=keep)[1]
+    assert first.history.rounds == 2
+    found = checkpoint.load(tmp_path, "these settings")
+    past = History.read(tmp_path / "history.csv")
+    resumed = driver.Resumed(lambda carry: checkpoint.restore(carry, found.leaves), past, found.elapsed)
+    _, end = run_toy(stop=stop, resumed=resumed)
+    a, b = columns(whole), columns(end)
+    for name in a:
+        if name != "seconds":
+            np.testing.assert_array_equal(a[name], b[name])
+    np.testing.assert_array_equal(end.model.tree["w"], whole.model.tree["w"])
+    assert b["seconds"][-1] > b["seconds"][2] > 0
 
 
 @engines

@@ -130,7 +130,9 @@ def test_a_schedule_is_followed_and_ends():
 def test_what_users_write_becomes_a_scheme():
     assert as_participation(1) == as_participation(1.0) == Everyone()
     assert as_participation(0.25) == Fraction(0.25)
-    assert as_participation([[0], [1, 2]]) == Schedule(((0,), (1, 2)))
+    schedule = as_participation([[0], [2, 1]])
+    assert isinstance(schedule, Schedule)
+    assert drawn(schedule, 0, 2) == [[0], [1, 2]]
     scheme = Poisson(0.5)
     assert as_participation(scheme) is scheme
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedpact.core.contract import Cohort
-from fedpact.core.errors import InvalidArgument, UnknownName
+from fedpact.core.errors import FedpactError, InvalidArgument, UnknownName
 from fedpact.core.loop import draw
 from fedpact.core.participation import Fraction, Schedule
 from fedpact.engines import DebugEngine, LocalEngine, as_engine, local
@@ -109,7 +109,6 @@ ENGINES = {
     "one": LocalEngine(buckets=1),
     "four": LocalEngine(buckets=4),
     "chunks of 3": LocalEngine(buckets=1, chunk=3),
-    "chunks of 1": LocalEngine(buckets=2, chunk=1),
     "little memory": LocalEngine(buckets=1, memory=1000),
 }
 
@@ -200,7 +199,7 @@ def test_engines_by_name():
 
 
 def test_what_is_no_engine_is_refused():
-    with pytest.raises(InvalidArgument, match=r"^engine must be .+, got 5\."):
+    with pytest.raises(FedpactError, match=r"^engine must be .+, got 5\."):
         as_engine(5)
 
 

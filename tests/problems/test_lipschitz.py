@@ -29,8 +29,7 @@ def test_the_constant_is_the_eigenvalue_s(problem):
     assert float(problem.lipschitz(as_batch(x, y, padding=6))) == pytest.approx(expected(problem, x), rel=1e-10)
 
 
-@pytest.mark.parametrize("intercept", [False, True])
-@pytest.mark.parametrize(("d", "n"), [(3, 12), (1, 1), (40, 30)])
+@pytest.mark.parametrize(("d", "n", "intercept"), [(3, 12, False), (1, 1, True), (40, 30, True)])
 def test_equal_to_numpy_s_eigenvalue(d, n, intercept):
     problem = LeastSquares(intercept=intercept)
     many = [rows(problem, d, n, seed) for seed in range(8)]
@@ -54,14 +53,13 @@ def test_a_client_of_zeros_has_no_curvature_of_its_own():
     assert float(Logistic(l2=0.4).lipschitz(as_batch(x, y))) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("problem", [Logistic(), LeastSquares(l2=0.1)], ids=label)
-def test_many_features_are_within_a_part_in_a_thousand(problem):
-    n = 300
+def test_many_features_are_within_a_part_in_a_thousand():
+    problem, n = LeastSquares(l2=0.1), 300
     assert n > SQUARED_UP_TO
-    for seed in (0, 1):
-        x, y = rows(problem, 400, n, seed)
-        got = float(problem.lipschitz(as_batch(x, y)))
-        assert got == pytest.approx(expected(problem, x), rel=1e-3)
+    x, y = rows(problem, 400, n)
+    with jax.disable_jit(False):
+        got = float(jax.jit(problem.lipschitz)(as_batch(x, y)))
+    assert got == pytest.approx(expected(problem, x), rel=1e-3)
 
 
 def test_many_features_that_cancel():
@@ -81,12 +79,12 @@ def test_it_bounds_the_gradient_s_growth(problem):
     x, y = rows(problem)
     batch, rng = as_batch(x, y), np.random.default_rng(3)
     r = float(problem.lipschitz(batch))
-    gradient = lambda w: problem.gradient(w, batch)
-    for scale in (1e-3, 0.1, 1.0, 10.0):
-        for _ in range(25):
-            u, v = rng.normal(size=(2, 4 + problem.intercept)) * scale
-            change = as_flat(gradient(as_vector(problem, u))) - as_flat(gradient(as_vector(problem, v)))
-            assert np.linalg.norm(change) <= r * np.linalg.norm(u - v) * (1 + 1e-9)
+    u, v = rng.normal(size=(2, 400, 4 + problem.intercept)) * np.repeat([1e-3, 0.1, 1.0, 10.0], 100)[:, None]
+    gradients = jax.vmap(lambda flat: jax.tree.leaves(problem.gradient(as_vector(problem, flat), batch)))
+    squares = [
+        np.sum(np.square(a - b).reshape(400, -1), axis=1) for a, b in zip(gradients(u), gradients(v), strict=True)
+    ]
+    assert np.all(np.sqrt(sum(squares)) <= r * np.linalg.norm(u - v, axis=1) * (1 + 1e-9))
 
 
 @each
