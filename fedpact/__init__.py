@@ -5,12 +5,21 @@ import jax as _jax
 _jax.config.update("jax_enable_x64", True)  # arrays have explicit dtypes; single and double live side by side
 
 from fedpact import data  # noqa: E402
-from fedpact.algorithms import FedAvg, FedEPM, FedProx, SFedAvg, SFedProx  # noqa: E402
+from fedpact.algorithms import (  # noqa: E402
+    FedAvg,
+    FedAvgStale,
+    FedEPM,
+    FedProx,
+    FedProxLocal,
+    InexactADMM,
+    SFedAvg,
+    SFedProx,
+)
 from fedpact.core import stop  # noqa: E402
 from fedpact.core.errors import FedpactError  # noqa: E402
 from fedpact.core.participation import Covering, Everyone, Fraction, Poisson, Schedule  # noqa: E402
 from fedpact.model import Model  # noqa: E402
-from fedpact.problems import LeastSquares, Logistic, optimum  # noqa: E402
+from fedpact.problems import LeastSquares, Logistic, NonconvexLogistic, optimum  # noqa: E402
 from fedpact.run import Run, Runs, compare, run, trials  # noqa: E402
 
 __version__ = "0.1.0"
@@ -19,13 +28,17 @@ __all__ = [
     "Covering",
     "Everyone",
     "FedAvg",
+    "FedAvgStale",
     "FedEPM",
     "FedProx",
+    "FedProxLocal",
     "FedpactError",
     "Fraction",
+    "InexactADMM",
     "LeastSquares",
     "Logistic",
     "Model",
+    "NonconvexLogistic",
     "Poisson",
     "Run",
     "Runs",

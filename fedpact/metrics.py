@@ -8,7 +8,6 @@ import numpy as np
 from scipy.stats import rankdata
 
 from fedpact.core.errors import DataError
-from fedpact.problems import Logistic
 
 BINS = 10
 
@@ -41,8 +40,8 @@ def calibration_error(curve: dict[str, list[float]]) -> float:
 
 
 def score(problem: Any, labels: np.ndarray, predictions: np.ndarray) -> dict[str, float | None]:
-    """Accuracy, AUC, log loss and calibration error for Logistic; mean squared error and R² for LeastSquares."""
-    if not isinstance(problem, Logistic):
+    """Accuracy, AUC, log loss and calibration error for classes; mean squared error and R² for numbers."""
+    if not problem.classifies:
         error = float(np.mean((predictions - labels) ** 2))
         spread = float(np.var(labels))
         return {"mean_squared_error": error, "r_squared": 1 - error / spread if spread > 0 else None}
@@ -68,6 +67,6 @@ def held_out(model: Any, federation: Any) -> dict[str, Any]:
         if len(y)
     ]
     metrics = {"pooled": {"rows": len(labels), **score(model.problem, labels, predictions)}, "clients": clients}
-    if isinstance(model.problem, Logistic):
+    if model.problem.classifies:
         metrics["calibration_curve"] = calibration_curve(labels, predictions)
     return metrics

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy.sparse
 
 from fedpact.core.errors import CheckpointError, DataError, require
 from fedpact.core.files import make_folder, write_atomic
@@ -29,8 +30,8 @@ class Model:
     schema: Schema | None
 
     def predict(self, x: Any) -> np.ndarray:
-        """Probabilities of class 1 (Logistic) or values (LeastSquares) for an (N, n) array of features."""
-        x = np.asarray(x, dtype=np.float64)
+        """Probabilities of class 1, or values, for an (N, n) array of features."""
+        x = x if scipy.sparse.issparse(x) else np.asarray(x, dtype=np.float64)
         features = self.w.tree["w"].shape[0]
         require(x.ndim == 2 and x.shape[1] == features, "x", f"an (N, {features}) array", x.shape)
         return np.asarray(self.problem.predict(self.w, x))

@@ -275,11 +275,23 @@ def _loop(experiment: Experiment) -> Loop:
 def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Path | None) -> Run:
     model = Model(e.problem, as_host(end.model), e.federation.dataset.schema)
     scores = held_out(model, e.federation) if any(len(rows) for rows in e.federation.held_out) else None
-    notices = list(loop.algorithm.notices)
+    notices = [*loop.algorithm.notices, *_uncovered(e, loop.algorithm)]
     if end.outcome is Outcome.NONFINITE:
         notices.append(f"The run stopped: {end.where}. The model is the last one that was finite.")
     label = name or e.algorithm.label
     return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, scores, folder)
+
+
+def _uncovered(e: Experiment, algorithm: Any) -> list[str]:
+    """Where a theorem needs everyone and the schedule leaves clients out: a sentence."""
+    if not algorithm.coverage or not isinstance(e.participation, Schedule):
+        return []
+    seen = {int(i) for chosen in e.participation.rounds[: e.rounds] for i in chosen}
+    never = [i for i in range(e.federation.clients) if i not in seen]
+    if not never:
+        return []
+    who = ", ".join(map(str, never[:5])) + ("" if len(never) <= 5 else f" and {len(never) - 5} more")
+    return [f"The schedule never selects client {who}: {algorithm.coverage} fails, and its theorems do not apply."]
 
 
 def execute(
@@ -300,7 +312,8 @@ def execute(
     def after_block(carry: Any, history: History, elapsed: float) -> None:
         if keeper is not None:
             keeper.after_block(carry, history, elapsed)
-        bar.update(history.rounds, history.last("objective"), history.last("gradient"))
+        residual = history.last("primal_residual") if "primal_residual" in history.columns else None
+        bar.update(history.rounds, history.last("objective"), history.last("gradient"), residual)
 
     try:
         (end,) = drive(

@@ -3,6 +3,10 @@
 A FedEPM recording (.mat) holds `perm` (1-based rows of Adult), `di` (client sizes), `Z0` (n×m first messages), `k0`,
 `m`, `obj` (Σ f_i per round) and, with partial participation, `S` (row t: 1-based clients of round t) and `N`
 (n×m×rounds: noise added to the uploads).
+
+A recording of inexact ADMM holds `A`, `b`, `dim` (client sizes, consecutive blocks), `k0`, `S` and `OBJ`, which is
+f = (1/m)Σ f_i per round. With `linear` in its name it is least squares with σ_i = .5 r_i/m, with `logistic` logistic
+regression with σ_i = .2 r_i/m and r_i = λ_max/(5d_i) + 1e-3/d_i.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import scipy.io
 
 from fedpact import data
 from fedpact.algorithms.fedepm import FedEPM, Hello, Upload
+from fedpact.algorithms.inexact_admm import InexactADMM
 from fedpact.core.contract import Algorithm
 from fedpact.core.driver import drive
 from fedpact.core.errors import DataError
@@ -24,10 +29,12 @@ from fedpact.core.participation import Everyone, Schedule
 from fedpact.core.stop import Target
 from fedpact.core.vector import Vector
 from fedpact.engines import LocalEngine
-from fedpact.problems import Logistic
+from fedpact.problems import LeastSquares, Logistic
+from fedpact.problems.base import largest_eigenvalue
 
 TOLERANCE = 1e-9
 FEDEPM_FIELDS = ("perm", "di", "Z0", "k0", "obj")
+ADMM_FIELDS = ("A", "b", "dim", "k0", "S", "OBJ")
 
 
 class Verified(NamedTuple):
@@ -57,13 +64,14 @@ def golden(path: str | Path) -> Verified:
         raise DataError(f"recording must be a .mat file, got {str(path)!r}, which does not exist.") from None
     except Exception as error:  # scipy raises many kinds for a file of another kind
         raise DataError(f"recording must be a .mat file, got {str(path)!r}: {error}.") from None
-    missing = [name for name in FEDEPM_FIELDS if name not in fields]
+    kinds = {"FedEPM": (FEDEPM_FIELDS, _fedepm), "inexact ADMM": (ADMM_FIELDS, _inexact_admm)}
+    kind = max(kinds, key=lambda kind: sum(name in fields for name in kinds[kind][0]))
+    names, replayed = kinds[kind]
+    missing = [name for name in names if name not in fields]
     if missing:
-        raise DataError(
-            f"recording must be FedEPM's, with {', '.join(FEDEPM_FIELDS)}; "
-            f"got {str(path)!r} without {', '.join(missing)}."
-        )
-    return _fedepm(path, fields)
+        wanted = f"recording of {kind} must have {', '.join(names)}"
+        raise DataError(f"{wanted}, got {str(path)!r} without {', '.join(missing)}. See: fedpact verify --help")
+    return replayed(path, fields)
 
 
 def _fedepm(path: Path, fields: dict[str, Any]) -> Verified:
@@ -84,24 +92,66 @@ def _fedepm(path: Path, fields: dict[str, Any]) -> Verified:
     federation = data.Federation(adult, tuple(np.split(perm, np.cumsum(sizes)[:-1])))
     participation: Any = Everyone()
     if "S" in fields:
-        chosen = np.atleast_2d(fields["S"]).astype(int)[:rounds] - 1
-        if len(chosen) < rounds:
-            raise DataError(f"S must have a row for each of {rounds} rounds, got {len(chosen)} in {str(path)!r}.")
-        participation = Schedule(tuple(tuple(row[row >= 0].tolist()) for row in chosen))
+        participation = _schedule(fields["S"], rounds, path)
     noise = _noise(fields.get("N"), clients, adult.features, rounds, path)
 
     problem = Logistic()
     settings = FedEPM(k0=_whole(fields["k0"], path))
     recorded_run = replay(settings.build(problem, clients, participation.rate(clients)), z0, noise)
     loop = Loop(recorded_run, problem.gradient, LocalEngine(), Target("objective", -1e300), 1, False)
-    (end,) = drive(loop, [federation], problem.init(adult.features, np.float64), participation, [0], rounds, np.float64)
+    return _compared(path, "fedepm", loop, federation, participation, problem, recorded)
+
+
+def _inexact_admm(path: Path, fields: dict[str, Any]) -> Verified:
+    linear = "linear" in path.name
+    if linear == ("logistic" in path.name):
+        raise DataError(f"recording of inexact ADMM must have 'linear' or 'logistic' in its name, got {path.name!r}.")
+    a, b = np.asarray(fields["A"]), np.asarray(fields["b"]).ravel()
+    sizes = fields["dim"].ravel().astype(int)
+    a = a.toarray() if hasattr(a, "toarray") else a
+    if sizes.sum() != len(a) or len(a) != len(b) or np.any(sizes < 1):
+        raise DataError(f"dim must sum to the rows of A and b, {len(a)} and {len(b)}, got {sizes.sum()} in {path}.")
+    recorded = _numbers(fields["OBJ"], path)
+    federation = data.Federation(
+        data.from_arrays(a, b, classes=() if linear else ("0", "1"), name=path.name),
+        tuple(np.split(np.arange(len(a)), np.cumsum(sizes)[:-1])),
+    )
+    participation = _schedule(fields["S"], len(recorded) - 1, path)
+    problem: Any = LeastSquares() if linear else RecordedLogistic()
+    settings = InexactADMM(k0=_whole(fields["k0"], path), sigma=0.5 if linear else 0.2, audit=False)
+    algorithm = settings.build(problem, len(sizes), 1.0)
+    loop = Loop(algorithm, problem.gradient, LocalEngine(), Target("objective", -1e300), 1, False)
+    return _compared(path, "inexact_admm", loop, federation, participation, problem, recorded)
+
+
+class RecordedLogistic(Logistic):
+    """Logistic regression with the constant of the recorded runs, r_i = λ_max/(5d_i) + β/d_i."""
+
+    def lipschitz(self, batch: Any) -> Any:
+        """r_i."""
+        return (largest_eigenvalue(batch, False) / 5 + self.l2) / batch.rows
+
+
+def _schedule(chosen: Any, rounds: int, path: Path) -> Schedule:
+    rows = np.atleast_2d(chosen).astype(int)[:rounds] - 1
+    if len(rows) < rounds:
+        raise DataError(f"S must have a row for each of {rounds} rounds, got {len(rows)} in {str(path)!r}.")
+    return Schedule(tuple(tuple(row[row >= 0].tolist()) for row in rows))
+
+
+def _compared(
+    path: Path, name: str, loop: Loop, federation: Any, participation: Any, problem: Any, recorded: np.ndarray
+) -> Verified:
+    rounds = len(recorded) - 1
+    w0 = problem.init(federation.features, np.float64)
+    (end,) = drive(loop, [federation], w0, participation, [0], rounds, np.float64)
     replayed = end.history.column("objective")
     gaps = np.full(rounds + 1, np.inf)
     gaps[: len(replayed)] = np.abs(replayed - recorded[: len(replayed)])
     gaps = np.where(np.isfinite(gaps), gaps, np.inf)
     worst = int(np.argmax(gaps))
     return Verified(
-        str(path), "fedepm", clients, rounds, float(gaps[worst]), worst, recorded.tolist(), replayed.tolist()
+        str(path), name, federation.clients, rounds, float(gaps[worst]), worst, recorded.tolist(), replayed.tolist()
     )
 
 

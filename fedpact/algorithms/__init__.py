@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from fedpact.algorithms.fedavg import FedAvg
+from fedpact.algorithms.fedavg_stale import FedAvgStale, FedProxLocal
 from fedpact.algorithms.fedepm import FedEPM
 from fedpact.algorithms.fedprox import FedProx
+from fedpact.algorithms.inexact_admm import InexactADMM
 from fedpact.algorithms.sfedavg import SFedAvg, SFedProx
 from fedpact.core.errors import unknown
 from fedpact.core.settings import Settings
 
-__all__ = ["ALGORITHMS", "FedAvg", "FedEPM", "FedProx", "SFedAvg", "SFedProx", "algorithm"]
+__all__ = [
+    "ALGORITHMS",
+    "FedAvg",
+    "FedAvgStale",
+    "FedEPM",
+    "FedProx",
+    "FedProxLocal",
+    "InexactADMM",
+    "SFedAvg",
+    "SFedProx",
+    "algorithm",
+]
 
 #: By the names experiment files and the command use.
-ALGORITHMS: dict[str, type[Settings]] = {cls.name: cls for cls in (FedEPM, SFedAvg, SFedProx, FedAvg, FedProx)}
+ALGORITHMS: dict[str, type[Settings]] = {
+    cls.name: cls for cls in (FedEPM, SFedAvg, SFedProx, FedAvg, FedProx, InexactADMM, FedAvgStale, FedProxLocal)
+}
 
 
 def algorithm(name: str) -> type[Settings]:

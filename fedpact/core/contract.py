@@ -89,6 +89,15 @@ class Cohort(NamedTuple):
         return jax.tree.map(lambda a, b: jnp.where(count > 0, a / jnp.maximum(count, 1), b), total, otherwise)
 
 
+#: How a measure, summed over all m clients, becomes a column.
+READS: dict[str, Callable[[Any, int], Any]] = {
+    "mean": lambda total, clients: total / clients,
+    "sum": lambda total, clients: total,
+    "root": lambda total, clients: jnp.sqrt(total),
+    "norm": lambda total, clients: total.norm(),
+}
+
+
 class Algorithm(NamedTuple):
     """A bundle of pure functions (see the module's page) and what it declares about them."""
 
@@ -105,7 +114,10 @@ class Algorithm(NamedTuple):
     )
     info: tuple[str, ...] = ()  # the fields of Info
     notes: Mapping[str, str] = {}  # how each field of Notes is read over clients: "sum", "min", "max" or "mean"
+    reads: Mapping[str, str] = {}  # how each measure is read over all clients: "mean" unless said, or a key of READS
     commit: Callable[..., Any] | None = None
+    admit: Callable[..., None] | None = None  # (hellos on the host, client numbers): raises for one it cannot work with
+    coverage: str = ""  # the theorem that needs everyone to take part again and again, where there is one
     needs: frozenset[str] = frozenset()
     notices: tuple[str, ...] = ()  # sentences the reader of a report must see
 

@@ -99,6 +99,10 @@ def drive(
     root = jnp.stack(roots) if trials else roots[0]
     with jax.disable_jit(not loop.engine.compiled):
         carry, hellos, row = start(w0, data, root)
+    if loop.algorithm.admit is not None:
+        told = jax.device_get(hellos)
+        for trial, numbers in enumerate(order):
+            loop.algorithm.admit(jax.tree.map(lambda a, t=trial: a[t], told) if trials else told, numbers)
     carry = jax.device_get(carry) if resumed else carry
     wire = _wire(loop, carry, hellos, data, root, trials)
     # A given schedule may be as uneven as it likes; the slots' room is worked out for random draws only.

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedpact.core.contract import Algorithm, Batch, Cohort
+from fedpact.core.contract import READS, Algorithm, Batch, Cohort
 from fedpact.core.errors import InvalidArgument, unknown
 from fedpact.core.keys import JOIN_ROUND, client_key
 from fedpact.core.stop import Rule
@@ -59,6 +59,10 @@ def _finite_rows(tree: Any) -> Any:
 def _finite(tree: Any) -> Any:
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]).all()
+
+
+def _either(choice: Any, this: Any, that: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(choice, a, b), this, that)
 
 
 def _python_while(cond: Callable[[Any], Any], body: Callable[[Any], Any], value: Any) -> Any:
@@ -117,7 +121,8 @@ class Loop:
         rows = sums.pop("rows")
         if "correct" in sums:
             row["accuracy"] = sums.pop("correct") / rows
-        row |= {name: value / clients for name, value in sums.items()}
+        reads = self.algorithm.reads
+        row |= {name: READS[reads.get(name, "mean")](total, clients) for name, total in sums.items()}
         return {name: jnp.asarray(value, jnp.float64) for name, value in row.items()}
 
     def _timed(self, name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,8 +224,12 @@ class Loop:
         old, t = carry.state, carry.round
         clients, uploads, notes = self._steps(old.server, old.clients, data, cohort, t, root)
         server, info = self._serve(old.server, uploads, cohort)
-        last = cohort.put(old.notes, {name: getattr(notes, name) for name in self.algorithm.notes})
-        new = State(server, cohort.put(old.clients, clients), last)
+        sound = _finite_rows(uploads) | ~cohort.mask
+        fine = jnp.all(sound) & _finite(server)
+        # A round with a number that is not finite is not kept. Clients' rows are written in place, never copied.
+        kept = cohort._replace(mask=cohort.mask & fine)
+        last = kept.put(old.notes, {name: getattr(notes, name) for name in self.algorithm.notes})
+        new = State(_either(fine, server, old.server), kept.put(old.clients, clients), last)
 
         last_view = notes._replace(**last) if self.algorithm.notes else notes
         row = self._notes_row(notes, last_view, cohort)
@@ -230,8 +239,6 @@ class Loop:
         row |= {name: jnp.asarray(value, jnp.float64) for name, value in info._asdict().items()}
         row |= self._measured(new, data, t + 1)
 
-        sound = _finite_rows(uploads) | ~cohort.mask
-        fine = jnp.all(sound) & _finite(server)
         if self.evaluate_every == 1:
             fine = fine & jnp.isfinite(row["objective"])
         measured = row | {"round": t + 1.0, "seconds": elapsed}
@@ -242,8 +249,8 @@ class Loop:
         halt = jnp.where(fine, jnp.where(self.stop.fired(recent), STOPPED, GOING), NONFINITE)
         slot = jnp.where(jnp.all(sound), -1, jnp.argmin(sound))
         position = jnp.where(slot >= 0, cohort.positions[slot], -1).astype(carry.culprit.dtype)
-        kept = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, old)
-        return Carry(kept, jnp.where(fine, t + 1, t), recent, halt, position), row
+        new = new._replace(server=_either(fine, new.server, old.server))
+        return Carry(new, jnp.where(fine, t + 1, t), recent, halt, position), row
 
     def _measured(self, state: State, data: Any, t: Any) -> dict[str, Any]:
         if self.evaluate_every == 1:

@@ -11,7 +11,8 @@ from fedpact.data.adult import adult
 from fedpact.data.bundled import breast_cancer, diabetes, digits, iris, wine
 from fedpact.data.dataset import Dataset, Schema
 from fedpact.data.federation import Federation
-from fedpact.data.synthetic import synthetic
+from fedpact.data.public import covtype, qsar, santander, w8a
+from fedpact.data.synthetic import mixture, synthetic
 from fedpact.data.tables import from_arrays, from_csv
 
 __all__ = [
@@ -20,19 +21,38 @@ __all__ = [
     "Schema",
     "adult",
     "breast_cancer",
+    "covtype",
     "diabetes",
     "digits",
     "from_arrays",
     "from_csv",
     "iris",
     "load",
+    "mixture",
     "names",
+    "qsar",
+    "santander",
     "synthetic",
+    "w8a",
     "wine",
 ]
 
 _LOADERS: dict[str, Callable[..., Dataset]] = {
-    loader.__name__: loader for loader in (adult, breast_cancer, diabetes, digits, iris, synthetic, wine)
+    loader.__name__: loader
+    for loader in (
+        adult,
+        breast_cancer,
+        covtype,
+        diabetes,
+        digits,
+        iris,
+        mixture,
+        qsar,
+        santander,
+        synthetic,
+        w8a,
+        wine,
+    )
 }
 
 

@@ -9,6 +9,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy.sparse
+import scipy.sparse.linalg
 
 from fedpact.core.errors import DataError, require, unknown
 from fedpact.data.schema import Column, Schema
@@ -25,8 +27,9 @@ SCALES = ("standard", "norm", "none")
 class Dataset:
     """Features x (N, n), targets y (N,), and how they were read.
 
-    y holds class codes 0..K−1, or the regression target. `raw` maps column names to their values before coding,
-    features or not, so that a federation can be split by any of them.
+    x is a NumPy array, or a SciPy CSR array where most features are 0. y holds class codes 0..K−1, or the regression
+    target. `raw` maps column names to their values before coding, features or not, so that a federation can be split
+    by any of them.
     """
 
     name: str
@@ -38,14 +41,17 @@ class Dataset:
     def __post_init__(self) -> None:
         where = f"of dataset {self.name!r}"
         names = [column.name for column in self.schema.columns]
-        x, y = as_numbers(self.x, f"x {where}", names).view(), as_numbers(self.y, f"y {where}").view()
+        sparse = scipy.sparse.issparse(self.x)
+        x = as_sparse(self.x, f"x {where}") if sparse else as_numbers(self.x, f"x {where}", names).view()
+        y = as_numbers(self.y, f"y {where}").view()
         if x.ndim != 2 or x.shape[1] != len(names):
             raise DataError(f"x {where} must be of shape (rows, {len(names)}), got {x.shape}.")
         if y.shape != x.shape[:1]:
-            raise DataError(f"y {where} must be one number per row, shape ({len(x)},), got {y.shape}.")
-        if len(x) == 0:
+            raise DataError(f"y {where} must be one number per row, shape ({x.shape[0]},), got {y.shape}.")
+        if x.shape[0] == 0:
             raise DataError(f"dataset {self.name!r} must be of at least one row, got none.")
-        require_finite(x, f"x {where}", names)
+        if not sparse:
+            require_finite(x, f"x {where}", names)
         require_finite(y, f"y {where}")
         count = len(self.schema.classes)
         bad = np.flatnonzero((y != np.floor(y)) | (y < 0) | (y >= count))
@@ -53,16 +59,17 @@ class Dataset:
             text = f"y {where} must be class codes 0..{count - 1}, got {y[bad[0]]:g} at row {bad[0]}."
             raise DataError(f"{text} np.unique(y, return_inverse=True) gives names and codes.")
         for column, values in self.raw.items():
-            if len(values) != len(x):
-                raise DataError(f"raw[{column!r}] {where} must be one value per row ({len(x)}), got {len(values)}.")
-        for name, array in (("x", x), ("y", y)):
+            if len(values) != len(y):
+                raise DataError(f"raw[{column!r}] {where} must be one value per row ({len(y)}), got {len(values)}.")
+        for array in (x.data, x.indices, x.indptr, y) if scipy.sparse.issparse(x) else (x, y):
             array.flags.writeable = False  # the digest is computed once
-            object.__setattr__(self, name, array)
+        object.__setattr__(self, "x", x)
+        object.__setattr__(self, "y", y)
 
     @property
     def rows(self) -> int:
         """N."""
-        return len(self.x)
+        return len(self.y)
 
     @property
     def features(self) -> int:
@@ -78,7 +85,8 @@ class Dataset:
     def digest(self) -> str:
         """SHA-256 of x and y with their shape, whatever the dataset's name."""
         text = sha256(repr(self.x.shape).encode())
-        for array in (self.x, self.y):
+        x = (self.x.data, self.x.indices, self.x.indptr) if scipy.sparse.issparse(self.x) else (self.x,)
+        for array in (*x, self.y):
             text.update(array.astype("<f8").tobytes())
         return text.hexdigest()
 
@@ -102,6 +110,22 @@ class Dataset:
         from fedpact.data.federation import split  # a federation holds a dataset: the import runs the other way
 
         return split(self, clients, how, seed, holdout, options)
+
+
+def as_sparse(values: Any, what: str) -> Any:
+    """A sparse matrix as a CSR array of finite doubles, without duplicates, in its own memory."""
+    try:
+        matrix = scipy.sparse.csr_array(values, dtype=np.float64, copy=True)
+    except (TypeError, ValueError):
+        raise DataError(f"{what} must be numbers, got {values.dtype}. Code it as numbers.") from None
+    matrix.sum_duplicates()
+    bad = np.flatnonzero(~np.isfinite(matrix.data))
+    if bad.size:
+        row = int(np.searchsorted(matrix.indptr, bad[0], side="right")) - 1
+        column = int(matrix.indices[bad[0]])
+        place = f"row {row}, column {column}"
+        raise DataError(f"{what} must be finite, got {matrix.data[bad[0]]} at {place}. Fill it or remove the row.")
+    return matrix
 
 
 def as_numbers(values: Any, what: str, names: Sequence[str] = ()) -> np.ndarray:
@@ -157,6 +181,8 @@ def scaled_dataset(
     """
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
+    if scipy.sparse.issparse(coded):
+        return _sparse_dataset(name, columns, coded, y, scale, target, classes, raw)
     require_finite(coded, f"x of dataset {name!r}", [column.name for column in columns])
     shift, divisor = np.zeros(coded.shape[1]), np.ones(coded.shape[1])
     if scale == "standard" and len(coded):
@@ -167,3 +193,23 @@ def scaled_dataset(
         divisor = np.where(norm > 0, norm, 1.0)
     schema = Schema(tuple(columns), tuple(divisor.tolist()), tuple(shift.tolist()), target, tuple(classes))
     return Dataset(name, schema.scaled(coded), y, schema, raw)
+
+
+def _sparse_dataset(
+    name: str,
+    columns: Sequence[Column],
+    coded: Any,
+    y: np.ndarray,
+    scale: str,
+    target: str,
+    classes: Sequence[str],
+    raw: Mapping[str, np.ndarray],
+) -> Dataset:
+    hint = 'Use "norm" or "none": subtracting means would fill the zeros.'
+    require(scale != "standard", "scale", "'norm' or 'none' for sparse features", scale, hint=hint)
+    divisor = np.ones(coded.shape[1])
+    if scale == "norm":
+        norm = scipy.sparse.linalg.norm(coded, axis=0)
+        divisor = np.where(norm > 0, norm, 1.0)
+    schema = Schema(tuple(columns), tuple(divisor.tolist()), (0.0,) * len(divisor), target, tuple(classes))
+    return Dataset(name, coded @ scipy.sparse.diags_array(1 / divisor), y, schema, raw)

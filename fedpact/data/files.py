@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import http.client
+import io
+import lzma
 import os
 import shutil
 import urllib.request
 import uuid
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedpact.core.errors import DataError, DatasetMissing
@@ -41,6 +47,51 @@ def locate(name: str, filename: str, checksum: str, url: str) -> Path:
     raise DatasetMissing(f"{text} Put the file at {cached}, or in $FEDPACT_DATA/{name}/.")
 
 
+def contents(name: str, filenames: Sequence[str], checksum: str, url: str) -> bytes:
+    """The unpacked contents of dataset `name`, whose file may be packed in several ways; `checksum` is of the contents.
+
+    Looks for each of `filenames` where `locate` looks, then at `url`.
+    """
+    own = os.environ.get("FEDPACT_DATA")
+    folders = [Path(own).expanduser() / name] if own else []
+    cached = _cache() / name / url.rpartition("/")[2]
+    for folder in (*folders, cached.parent):
+        for filename in filenames:
+            if (folder / filename).is_file():
+                return _checked(folder / filename, checksum)
+    why = [
+        "$FEDPACT_DATA is not set" if not own else f"$FEDPACT_DATA has none of {folders[0]}/{{{','.join(filenames)}}}"
+    ]
+    why.append(f"the cache has none of {cached.parent}/{{{','.join(filenames)}}}")
+    try:
+        return _checked(_download(url, cached, None), checksum)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        why.append(f"{url} failed ({error or type(error).__name__})")
+    text = f"{filenames[0]} of dataset {name!r} must be in one of three places, got none: {'; '.join(why)}."
+    raise DatasetMissing(f"{text} Put the file at {cached.parent / filenames[0]}, or in $FEDPACT_DATA/{name}/.")
+
+
+def _checked(path: Path, checksum: str) -> bytes:
+    try:
+        packed = path.read_bytes()
+        found = _unpacked(path.suffix, packed)
+    except (OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} must be a file that can be read, got: {error}. Delete it or replace it.") from error
+    digest = hashlib.new("md5" if len(checksum) == 32 else "sha256", found).hexdigest()
+    if digest != checksum:
+        text = f"{path} must hold the official data with checksum {checksum}, got {digest}."
+        raise DataError(f"{text} Delete it to have it downloaded again, or put the official file there.")
+    return found
+
+
+def _unpacked(suffix: str, packed: bytes) -> bytes:
+    if suffix == ".zip":
+        with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+            return archive.read(archive.namelist()[0])
+    unpack = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}
+    return unpack[suffix](packed) if suffix in unpack else packed
+
+
 def _cache() -> Path:
     given = os.environ.get("FEDPACT_CACHE")
     return Path(given).expanduser() if given else Path.home() / ".cache" / "fedpact"
@@ -62,13 +113,13 @@ def _verified(path: Path, checksum: str) -> Path:
     return path
 
 
-def _download(url: str, path: Path, checksum: str) -> Path:
+def _download(url: str, path: Path, checksum: str | None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     try:
         with open(partial, "xb") as file, urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
             shutil.copyfileobj(answer, file)
-        found = _digest(partial, checksum)
+        found = None if checksum is None else _digest(partial, checksum)
         if found != checksum:
             raise ValueError(f"the checksum must be {checksum}, got {found}")
         os.replace(partial, path)

@@ -8,8 +8,9 @@ from fedpact.core.errors import is_number, require, require_positive_int, unknow
 from fedpact.data.dataset import Dataset
 from fedpact.data.tables import from_arrays
 
+DISTRIBUTIONS = ("normal", "student", "uniform")
 KINDS = ("logistic", "least_squares")
-SYNTHETIC = 3  # what the random numbers are for, next to PARTITION and HOLDOUT in federation.py
+SYNTHETIC, MIXTURE = 3, 4  # what the random numbers are for, next to PARTITION and HOLDOUT in federation.py
 
 
 def synthetic(
@@ -33,3 +34,29 @@ def synthetic(
     if kind == "least_squares":
         return from_arrays(a, b, classes=(), name="synthetic least_squares")
     return from_arrays(a, b > np.median(b), classes=("0", "1"), name="synthetic logistic")
+
+
+def mixture(clients: int = 64, features: int = 100, seed: int = 0, iid: bool = True) -> Dataset:
+    """Rows of three distributions, targets independent of the features: Example 5.1 of the inexact ADMM paper.
+
+    Client i has d_i ∈ [50, 150] rows; a third of all (a, b) is standard normal, a third Student's t with 5 degrees of
+    freedom, the rest uniform in [−5, 5]. With iid=True the rows are shuffled over the clients, as printed (the paper
+    calls that non-i.i.d.); with iid=False every client draws from one of the three. Split with how="column",
+    column="client".
+    """
+    require_positive_int("clients", clients, symbol="m")
+    require_positive_int("features", features, symbol="n")
+    require(isinstance(seed, int) and seed >= 0, "seed", "an integer of at least 0", seed)
+    require(isinstance(iid, bool), "iid", "true or false", iid)
+    rng = np.random.default_rng([seed, MIXTURE])
+    sizes = rng.integers(50, 151, size=clients)
+    owner = np.repeat(np.arange(clients), sizes)
+    d = len(owner)
+    third = -(-d // 3)
+    kind = np.repeat(np.arange(3), [third, third, d - 2 * third])  # the paper's ⌊·⌋ is the ceiling
+    kind = rng.permutation(kind) if iid else (owner % 3)
+    shape = (d, features + 1)
+    draws = (rng.standard_normal(shape), rng.standard_t(5, shape), rng.uniform(-5, 5, shape))
+    rows = np.choose(kind[:, None], draws)
+    extra = {"client": owner, "distribution": np.array(DISTRIBUTIONS, dtype=object)[kind]}
+    return from_arrays(rows[:, :-1], rows[:, -1], classes=(), name="mixture", extra=extra)

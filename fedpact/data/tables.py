@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from fedpact.core.errors import DataError, require, unknown
-from fedpact.data.dataset import Dataset, as_numbers, scaled_dataset
+from fedpact.data.dataset import Dataset, as_numbers, as_sparse, scaled_dataset
 from fedpact.data.schema import Column, code_rows, line_of
 
 TASKS = ("auto", "classification", "regression")
@@ -135,14 +136,19 @@ def from_arrays(
     classes: Sequence[str] | None = None,
     name: str = "arrays",
     scale: str = "none",
+    extra: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """A dataset from arrays: x (rows, features) and y (rows,), copied.
+    """A dataset from arrays: x (rows, features), dense or of scipy.sparse, and y (rows,), copied.
+
+    `extra` are columns that are no features (a site, a group), one value per row, to split or group the rows by.
 
     `classes` are the names of y = 0, 1, …, and () declares a regression target. By default y has classes "0", "1", … if
     its values are exactly 0..K−1 for a K from 2 to 20. y itself is never recoded.
     """
     given = [] if feature_names is None else [str(feature) for feature in feature_names]
-    table = np.array(as_numbers(x, f"x of dataset {name!r}", given))
+    sparse = scipy.sparse.issparse(x)
+    what = f"x of dataset {name!r}"
+    table: Any = as_sparse(x, what) if sparse else np.array(as_numbers(x, what, given))
     if table.ndim != 2:
         raise DataError(f"x of dataset {name!r} must be of shape (rows, features), got {table.shape}.")
     y = np.array(as_numbers(y, f"y of dataset {name!r}"))
@@ -155,6 +161,7 @@ def from_arrays(
         classes = [str(k) for k in range(len(found))] if coded else []
     columns = [Column(name, "number") for name in names]
     target = "y" if "y" not in names else "target"
-    raw = {target: y, **{feature: table[:, j] for j, feature in enumerate(names)}}
+    raw = {target: y, **({} if sparse else {feature: table[:, j] for j, feature in enumerate(names)})}
+    raw |= {column: np.asarray(values) for column, values in (extra or {}).items()}
     classes = [str(c) for c in classes]
     return scaled_dataset(name, columns, table, y, scale=scale, target=target, classes=classes, raw=raw)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
 from fedpact.core.contract import Batch, Cohort
 from fedpact.core.errors import ClientError, FedpactError, InvalidArgument
@@ -31,6 +32,7 @@ class DebugEngine:
         data = []
         for i in range(federation.clients):
             x, y = federation.client(i)
+            x = x.toarray() if scipy.sparse.issparse(x) else x
             data.append(
                 Batch(jnp.asarray(x, dtype), jnp.asarray(y, dtype), jnp.ones(len(y), dtype), jnp.asarray(i, jnp.int32))
             )

@@ -3,6 +3,9 @@
 Clients are ordered by their number of rows and cut into a few buckets; within a bucket rows are padded to the longest
 and the client axis is vectorised. Four buckets on the paper's random cut points waste a third of the rows where
 one would waste seven times their number. A bucket too large for the memory allowance is worked through in chunks.
+Clients with much data step one after the other, straight from their place in memory, and those that do not take part
+are skipped: vectorising gains nothing there, and gathering a cohort's rows costs more than its gradients. Sparse
+features stay sparse where that is faster (`core.sparse`).
 """
 
 from __future__ import annotations
@@ -14,12 +17,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
+from fedpact.core import sparse
 from fedpact.core.contract import Batch, Cohort
-from fedpact.core.errors import require, require_positive_int
+from fedpact.core.errors import is_number, require, require_positive_int
 
 #: What one more bucket costs, in padded rows (measured: its kernels' launches against a row's gradient).
 BUCKET_COST = 1500
+#: Clients of at least this many bytes step one after the other (measured: the kernels' launches against their work).
+ONE_BY_ONE = 2**20
 #: Gathering a cohort's rows pays only below this share of everyone's; above it everyone steps and the rest is masked.
 WORTH_GATHERING = 0.5
 
@@ -33,18 +40,23 @@ class Capacities(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Vectorised simulation. `chunk` clients at a time at most (None: as many as `memory` bytes allow)."""
+    """Vectorised simulation. `chunk` clients at a time at most (None: as many as `memory` bytes allow).
+
+    `sparse`: whether sparse features stay sparse (None: where that is faster).
+    """
 
     chunk: int | None = None
     memory: int = 512 * 2**20
     buckets: int = 6
+    sparse: bool | None = None
     compiled = True
 
     def __post_init__(self) -> None:
         if self.chunk is not None:
             require_positive_int("chunk", self.chunk)
         require_positive_int("buckets", self.buckets)
-        require(self.memory > 0, "memory", "a number of bytes above 0", self.memory)
+        require(is_number(self.memory) and self.memory > 0, "memory", "a number of bytes above 0", self.memory)
+        require(self.sparse in (None, True, False), "sparse", "True, False or None", self.sparse)
 
     def load(self, federations: Sequence[Any], dtype: Any) -> tuple[np.ndarray, Any]:
         """Lay the clients' rows out. Returns each trial's order of clients, (trials, m), and the data.
@@ -54,12 +66,20 @@ class LocalEngine:
         sizes = np.stack([f.sizes for f in federations])
         order = np.argsort(sizes, axis=1, kind="stable")
         widths = np.take_along_axis(sizes, order, axis=1).max(axis=0)
+        keep = self._sparse(federations[0])
         data = tuple(
-            Batch(*(jnp.asarray(np.stack(a)) for a in zip(*parts, strict=True)))
+            _bucket(federations, order[:, lo:hi], widths[hi - 1], dtype, keep)
             for lo, hi in bucket_bounds(widths, self.buckets)
-            for parts in [[_pad(f, o[lo:hi], widths[hi - 1], dtype) for f, o in zip(federations, order, strict=True)]]
         )
         return order, data if len(federations) > 1 else jax.tree.map(lambda a: a[0], data)
+
+    def _sparse(self, federation: Any) -> bool:
+        """Whether the features are sparse and worth keeping so."""
+        x = federation.dataset.x
+        if self.sparse is not None or not scipy.sparse.issparse(x):
+            return bool(self.sparse) and scipy.sparse.issparse(x)
+        parts = [federation.client(i)[0] for i in range(federation.clients)]
+        return sum(map(sparse.stored, parts)) < sparse.WORTH * sum(part.shape[0] * part.shape[1] for part in parts)
 
     def clients_of(self, data: Any) -> Any:
         """The client numbers by position."""
@@ -74,19 +94,20 @@ class LocalEngine:
         outs, begin, first = [], 0, 0
         for b, batch in enumerate(data):
             length = batch.client.shape[0]
-            if cohort is not None and cohort.slots is not None:
-                inside = cohort.slots[b] - first
-                batch = jax.tree.map(lambda a, s=inside: a[s], batch)
-            size = batch.client.shape[0]
+            inside = None if cohort is None or cohort.slots is None else cohort.slots[b] - first
+            size = length if inside is None else inside.shape[0]
             mine = jax.tree.map(lambda a, b=begin, s=size: a[b : b + s], rows)
-            outs.append(self._vectorised(f, batch, mine))
+            if cohort is not None and _bytes_each(batch) >= ONE_BY_ONE:
+                outs.append(_one_by_one(f, batch, mine, inside, cohort.mask[begin : begin + size]))
+            else:
+                batch = batch if inside is None else jax.tree.map(lambda a, s=inside: a[s], batch)
+                outs.append(self._vectorised(f, batch, mine))
             begin, first = begin + size, first + length
         return jax.tree.map(lambda *parts: jnp.concatenate(parts), *outs) if len(outs) > 1 else outs[0]
 
     def _vectorised(self, f: Callable[..., Any], batch: Batch, rows: Any) -> Any:
         size = batch.client.shape[0]
-        bytes_each = 3 * sum(a.size // max(size, 1) * a.dtype.itemsize for a in jax.tree.leaves(batch))
-        chunk = self.chunk or max(1, self.memory // max(bytes_each, 1))
+        chunk = self.chunk or max(1, int(self.memory // max(3 * _bytes_each(batch), 1)))
         if size <= chunk:
             return jax.vmap(f)(batch, rows)
         return jax.lax.map(lambda pair: f(*pair), (batch, rows), batch_size=chunk)
@@ -98,6 +119,8 @@ class LocalEngine:
         with everyone's slots instead.
         """
         axis = 1 if trials else 0
+        if all(_bytes_each(batch, axis) >= ONE_BY_ONE for batch in data):
+            return None  # who does not take part is skipped
         whole = np.array([batch.client.shape[axis] for batch in data])
         widths = np.array([batch.y.shape[axis + 1] for batch in data])
         mean = whole * largest / whole.sum()
@@ -108,15 +131,44 @@ class LocalEngine:
         return Capacities(tuple(zip([0, *ends[:-1]], ends, strict=True)), sizes)
 
 
-def _pad(federation: Any, clients: np.ndarray, width: int, dtype: Any) -> Batch:
-    """The rows of some clients, padded with zeros to one width."""
-    x = np.zeros((len(clients), width, federation.features), dtype)
-    y = np.zeros((len(clients), width), dtype)
-    weight = np.zeros((len(clients), width), dtype)
-    for slot, client in enumerate(clients):
-        own_x, own_y = federation.client(int(client))
-        x[slot, : len(own_y)], y[slot, : len(own_y)], weight[slot, : len(own_y)] = own_x, own_y, 1
-    return Batch(x, y, weight, clients.astype(np.int32))
+def _bytes_each(batch: Batch, axis: int = 0) -> int:
+    """Bytes of one client of a bucket; `axis` is the clients'."""
+    clients = max(1, int(np.prod(batch.client.shape[: axis + 1])))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(batch)) // clients
+
+
+def _one_by_one(f: Callable[..., Any], batch: Batch, rows: Any, slots: Any, mask: Any) -> Any:
+    """f for one client after the other; what a client that does not take part returns is zeros."""
+    shapes = jax.eval_shape(f, *jax.tree.map(lambda a: a[0], (batch, rows)))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    slots = jnp.arange(mask.shape[0]) if slots is None else slots
+
+    def one(client: tuple[Any, Any, Any]) -> Any:
+        slot, row, takes_part = client
+        return jax.lax.cond(takes_part, lambda: f(jax.tree.map(lambda a: a[slot], batch), row), lambda: zeros)
+
+    return jax.lax.map(one, (slots, rows, mask))
+
+
+def _bucket(federations: Sequence[Any], order: np.ndarray, width: int, dtype: Any, keep_sparse: bool) -> Batch:
+    """The rows of some clients of every federation, (trials, clients, width, …), padded with zeros to one width."""
+    shape = (*order.shape, width)
+    y, weight = np.zeros(shape, dtype), np.zeros(shape, dtype)
+    x = None if keep_sparse else np.zeros((*shape, federations[0].features), dtype)
+    matrices = []
+    for trial, federation in enumerate(federations):
+        for slot, client in enumerate(order[trial]):
+            own_x, own_y = federation.client(int(client))
+            y[trial, slot, : len(own_y)], weight[trial, slot, : len(own_y)] = own_y, 1
+            if x is None:
+                matrices.append(own_x)
+            else:
+                x[trial, slot, : len(own_y)] = own_x.toarray() if scipy.sparse.issparse(own_x) else own_x
+    features: Any = x
+    if keep_sparse:
+        stacked = sparse.stack(matrices, width, dtype)
+        features = jax.tree.map(lambda a: a.reshape(*order.shape, *a.shape[1:]), stacked)
+    return jax.tree.map(jnp.asarray, Batch(features, y, weight, order.astype(np.int32)))
 
 
 def bucket_bounds(widths: np.ndarray, most: int) -> list[tuple[int, int]]:

@@ -27,6 +27,9 @@ class LeastSquares:
     divide: bool = True
     intercept: bool = False
 
+    classifies = False
+    quadratic = True  # ∇f_i is affine: exact local solvers apply
+
     def __post_init__(self) -> None:
         require(is_number(self.l2) and self.l2 >= 0, "l2", "a number of at least 0", self.l2, symbol="β")
         require_flags(self, "divide", "intercept")

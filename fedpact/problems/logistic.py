@@ -29,6 +29,8 @@ class Logistic:
     divide: bool = True
     intercept: bool = False
 
+    classifies = True  # predictions are probabilities of class 1
+
     def __post_init__(self) -> None:
         require(is_number(self.l2) and self.l2 >= 0, "l2", "a number of at least 0", self.l2, symbol="β")
         require_flags(self, "divide", "intercept")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse
 from scipy.optimize import minimize
 from scipy.special import expit
 
@@ -26,7 +27,7 @@ def optimum(problem: Any, federation: Any) -> Optimum:
     if not isinstance(problem, (Logistic, LeastSquares)):
         raise InvalidArgument(f"problem must be Logistic or LeastSquares, got {type(problem).__name__}.")
     parts = [federation.client(i) for i in range(federation.clients)]
-    a = np.concatenate([x for x, _ in parts])
+    a = np.concatenate([x.toarray() if scipy.sparse.issparse(x) else x for x, _ in parts])
     b = np.concatenate([y for _, y in parts])
     sizes = federation.sizes
     weight = np.repeat(1 / (federation.clients * sizes), sizes)

@@ -31,6 +31,13 @@ _PLOTS = (
     ("accuracy", "round", False, "Accuracy against rounds", ""),
     ("snr", "round", False, "Signal-to-noise ratio of the uploads against rounds", ""),
     ("penalty", "round", False, "Penalised objective against rounds", ""),
+    ("lagrangian", "round", False, "Augmented Lagrangian against rounds", ""),
+    ("lyapunov", "round", False, "Lyapunov value against rounds", "Falls in every round where the theorems apply."),
+    ("primal_residual", "round", False, "Primal residual against rounds", "Distance of the clients' models from w."),
+    ("dual_residual", "round", False, "Dual residual against rounds", "How far w moved, in units of the multipliers."),
+    ("dual_sum", "round", False, "Norm of the sum of the multipliers against rounds", "0 at a solution."),
+    ("stationarity", "round", False, "Residual of the clients' subproblems against rounds", "0 where all are solved."),
+    ("violations", "round", False, "Share of local steps that break (3.5) against rounds", ""),
 )
 _BOOKKEEPING = ("round", "participants", "bytes", "bytes_up", "bytes_down", "gradients", "local_seconds", "seconds")
 

@@ -7,9 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Self, TextIO
+from typing import Self, TextIO
 
-from fedpact.report.tables import display_width, format_value
+from fedpact.report.tables import display_width
 
 REDRAW_SECONDS = 0.1  # between two pictures of the bar on a terminal
 LINE_SECONDS = 10.0  # between two plain lines elsewhere, as in a log file
@@ -44,16 +44,15 @@ class Progress:
         self._unicode = self._encoding.lower().startswith("utf")
 
     def update(
-        self, round: int, objective: float | None = None, residual: float | None = None, extra: Any = None
+        self, round: int, objective: float | None = None, gradient: float | None = None, residual: float | None = None
     ) -> None:
         """Note that `round` is done; redraws at most ten times a second (a plain line at most every ten seconds)."""
         self._round = round
-        numbers = {"f": objective, "‖∇f‖²" if self._unicode else "|grad f|^2": residual}
+        names = ("f", "‖∇f‖²", "‖w_i−w‖") if self._unicode else ("f", "|grad f|^2", "|w_i-w|")
+        numbers = dict(zip(names, (objective, gradient, residual), strict=True))
         self._facts = {
             name: _short(value) for name, value in numbers.items() if value is not None and not math.isnan(value)
         }
-        if extra is not None:
-            self._facts[""] = format_value(extra)
         now = self._clock()
         if self.enabled and now - self._drawn_at >= (REDRAW_SECONDS if self.terminal else LINE_SECONDS):
             self._drawn_at = now
@@ -87,7 +86,7 @@ class Progress:
         """What there is to say, in the order shown; the keys name what a narrow terminal leaves out."""
         done, elapsed = self._round or 0, self._clock() - self._began
         fields = {"count": f"{done:,}/{self.total:,}"}
-        fields |= {name or "extra": f"{name} {value}".strip() for name, value in self._facts.items()}
+        fields |= {name: f"{name} {value}" for name, value in self._facts.items()}
         fields["elapsed"] = _duration(elapsed)
         if not final and self.start < done <= self.total:
             fields["left"] = f"{_duration(elapsed / (done - self.start) * (self.total - done))} left"
@@ -96,7 +95,7 @@ class Progress:
     def _bar_line(self, width: int, final: bool) -> str:
         """The longest line that fits: what matters least goes first, and the bar takes the room that remains."""
         fields = {"label": _cut(self.label, max(8, min(28, width // 5))), **self._fields(final)}
-        for name in ("", "extra", "elapsed", "‖∇f‖²", "|grad f|^2", "label", "f", "left"):
+        for name in ("", "elapsed", "‖∇f‖²", "|grad f|^2", "‖w_i−w‖", "|w_i-w|", "label", "f", "left"):
             fields.pop(name, None)
             label, rest = fields.get("label", ""), "  ".join(v for k, v in fields.items() if k != "label")
             room = width - len(rest) - (display_width(label) + 2 if label else 0) - 4

@@ -334,7 +334,7 @@ def test_the_debug_engine_runs_the_literal_loop(settings):
     run = fp.run(
         settings, PROBLEM, byhand.federation(clients), engine=DebugEngine(), participation=cohorts, rounds=len(cohorts)
     )
-    check(run, play(built(settings), PROBLEM, clients, ZERO, cohorts), clients)
+    check(run, play(built(settings, PROBLEM, len(clients)), PROBLEM, clients, ZERO, cohorts), clients)
 
 
 @each_and_random
