@@ -70,9 +70,12 @@ class Info(NamedTuple):
 
 
 def draw(batch: Batch, size: int, key: Any) -> Batch:
-    """`size` of the client's rows, with replacement."""
+    """`size` of the client's rows, with replacement; each weighs d_i/size, so that the batch still counts d_i rows.
+
+    Then the batch's gradient is an unbiased ∇f_i: a regulariser divided by d_i stays divided by d_i, not by `size`.
+    """
     rows = jax.random.randint(key, (size,), 0, batch.rows.astype(jnp.int32))
-    return Batch(batch.x[rows], batch.y[rows], jnp.ones(size, batch.weight.dtype), batch.client)
+    return Batch(batch.x[rows], batch.y[rows], jnp.full(size, batch.rows / size), batch.client)
 
 
 def check_local(settings: Any) -> None:

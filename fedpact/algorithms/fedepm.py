@@ -21,8 +21,10 @@ Differs from the paper:
   kink). `elastic_net_center` is the median of the 2m+1 numbers {w_i} ∪ {mean + (λ/η)(2s/m − 1)}, which is always right.
 - the prox weight in (20) is μ/d_i, as the experiments need; the noise scale keeps μ.
 - ⌊t⌋ in the paper is the ceiling: τ_k = ⌈k/k0⌉.
-- (25) integrates to 2: Lap(0, ν) here has E|e| = ν. The factor 2 of (45) is not needed.
-- ε_i⁰ has no scale in the paper: Lap(0, 1/μ_{i,0}) here.
+- (25) integrates to 2: Lap(0, ν) here has E|e| = ν and E e² = 2ν², where (59) has 4ν and 16ν². The factor 2 of (45) is
+  not needed.
+- ε_i⁰ is Lap(0, 1/μ_{i,0}), not the Lap(0, Δ_i⁰/(ε μ_{i,0})) of Setup V.1: Δ_i⁰ is of a gradient at a w⁰ that nobody
+  has sent, w_i⁰ = 0 has nothing to hide, and the authors' recorded z_i⁰ have deviation 19.3, about 1/μ_{i,0} = 20.
 - (39) is computed from the data and ignores that w_i carries data from round to round: it is not differential
   privacy. It is here to redraw the figures and is reported as "no guarantee".
 """
@@ -59,7 +61,7 @@ class ServerState(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """w_i, and the Lipschitz constant r_i that the telemetry of (33) needs."""
+    """w_i, and the Lipschitz constant r_i that the telemetry of (31) needs."""
 
     w: Vector
     r: Any
@@ -284,7 +286,8 @@ class FedEPM(Settings):
             value = problem.value_and_gradient(client.w, batch)[0]
             penalised = value + penalty(client.w - msg.w, lam, eta)  # F_i of (7)
             tail = client.r**2 * batch.rows / (2 * mu0 * c * (alpha - 1)) if c > 0 and alpha > 1 else jnp.nan
-            descent = penalised + tail / alpha ** (msg.round * k0)  # (31) with μ/d_i for μ and without the noise's φ
+            # (31) with μ/d_i for μ, at the next w, without E and the noise's 2ϕ: with noise it need not fall
+            descent = penalised + tail / alpha ** (msg.round * k0)
             return standard_measures(problem, msg.w, batch) | {"penalty": penalised, "descent": descent}
 
         return Algorithm(

@@ -12,7 +12,9 @@ i ∈ S     SFedProx  ℓ steps  v ← v − γ_i (∇f_i(v) + μ (v − w^{τ+1
 paper → code:  k0 → k0, γ_i → gamma, μ → mu, ℓ → inner, ε → epsilon, and of (39) μ_{i,0} → mu0, c_i → c, α_i → alpha.
 
 Differs from the paper:
-- (34) prints the set selected next, Section IV.C the set that has just uploaded; the second is meant and built.
+- (34) prints the set selected next, S^{τ+1}, Section IV.C the one that has just uploaded, S^τ. The second is built: who
+  is not in S^τ has no z_i^τ, since Algorithm 3 lets it keep w_i only, where (22) of FedEPM keeps z_i too.
+- Section IV.C divides by m, (34) by |S|: |S| is built, the argmin that Section IV.C writes beside it.
 - (38) is some 60 times below 1/r_i on the paper's data. `step="lipschitz"` takes γ_i = scale/r_i instead.
 - (39) is no privacy guarantee, here as there (see fedepm).
 """

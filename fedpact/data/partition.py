@@ -1,7 +1,7 @@
 """Who holds which rows: pure functions from a generator and the rows (or labels) to one index array per client.
 
 iid        shuffled, sizes equal to within one row
-cuts       shuffled, then cut at random points (FedEPM, section VI)
+cuts       shuffled, then cut at random points (FedEPM, Section VII.A), every d_i > 0.01·d/m
 sizes      shuffled, sizes given
 shards     sorted by label, cut into equal shards, some per client (FedAvg, FedADMM)
 dirichlet  every class shared out by Dirichlet proportions
@@ -44,9 +44,10 @@ def iid(rng: np.random.Generator, rows: int, clients: int) -> list[np.ndarray]:
 def cuts(rng: np.random.Generator, rows: int, clients: int) -> list[np.ndarray]:
     """Shuffle, then cut at m−1 uniform distinct points, given that every d_i > 0.01·d/m.
 
-    The paper's code draws again until the condition holds, up to some e^(0.01·m) times. This draws once, from the
-    same distribution: distinct cut points are a uniform composition of d into m positive parts; given that all parts
-    are ≥ g it is uniform over those, and taking g−1 off every part maps them one to one onto the compositions of
+    FedEPM's Section VII.A says "randomly divide all instances into m parts" and no more; the condition is that of the
+    authors' code, which draws again until it holds, up to some e^(0.01·m) times. This draws once, from the same
+    distribution: distinct cut points are a uniform composition of d into m positive parts; given that all parts are
+    ≥ g it is uniform over those, and taking g−1 off every part maps them one to one onto the compositions of
     d − m(g−1) into m positive parts, of which there is one whenever m ≤ d.
     """
     _check_clients(clients, rows)

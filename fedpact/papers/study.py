@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,30 @@ from fedpact.report import text_table, write_report
 
 Claim = tuple[str, bool | None, str]
 
+PACKAGE = Path(__file__).parents[1]
+#: The parts of the package that decide a run's numbers.
+DECIDING = ("algorithms", "core", "data", "engines", "problems", "run.py", "tune.py")
+
+
+def source_digest(parts: Iterable[str], package: Path = PACKAGE) -> str:
+    """12 hexadecimal digits of the SHA-256 of modules and of all modules in folders, by their names and texts."""
+    places = [package / part for part in parts]
+    files = {file for place in places for file in ([place] if place.suffix == ".py" else place.rglob("*.py"))}
+    text = sha256()
+    for file in sorted(files):
+        text.update(f"{file.relative_to(package).as_posix()}\n".encode() + file.read_bytes())
+    return text.hexdigest()[:12]
+
 
 class Study:
     """A figure being redrawn. `cell` computes a result once; a study that was stopped goes on where it was.
 
-    `cells` is the file the results are kept in; figures of one paper share it. Delete it to compute anew.
+    `cells` is the file the results are kept in; figures of one paper share it. `source` says which code computes them
+    (see `source_digest`): results of other code are left in the file and not used. Delete it to compute anew.
     """
 
-    def __init__(self, folder: Path, cells: Path, quiet: bool) -> None:
-        self.folder, self.path, self.quiet = folder, cells, quiet
+    def __init__(self, folder: Path, cells: Path, quiet: bool, source: str = "") -> None:
+        self.folder, self.path, self.quiet, self.source = folder, cells, quiet, source
         self.begun = time.perf_counter()
         make_folder(folder)
         self._kept: dict[str, Any] = {}
@@ -43,14 +59,18 @@ class Study:
         if not self.quiet:
             print(f"[{time.perf_counter() - self.begun:6.0f} s] {text}", file=sys.stderr, flush=True)
 
-    def cell(self, compute: Callable[[], Any], **key: Any) -> Any:
-        """The result of a cell: read where it was computed before, else computed and kept."""
-        name = json.dumps({**key, "version": version("fedpact")}, sort_keys=True)
+    def cell(self, compute: Callable[[], Any], what: str, **key: Any) -> Any:
+        """The result of a cell: read where it was computed before, else computed and kept.
+
+        `what` names it; `key` is everything else that decides it.
+        """
+        decided = {"what": what, **key, "source": self.source, "version": version("fedpact")}
+        name = json.dumps(decided, sort_keys=True)
         if name not in self._kept:
             result = compute()
             append_synced(self.path, (json.dumps({"cell": name, "result": result}) + "\n").encode())
             self._kept[name] = result
-            self.say(" ".join(f"{k}={v}" for k, v in key.items()))
+            self.say(what)
         return self._kept[name]
 
     def finish(

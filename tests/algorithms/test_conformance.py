@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 import sys
+from pathlib import Path
 
 import byhand
 import jax
@@ -132,6 +133,19 @@ def test_it_builds(name, preset):
 
 
 # Its page
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "algorithms"
+
+
+@each
+def test_the_docs_say_what_telemetry_and_stop_rules_need_from_the_clients(name):
+    """`measure` sums f_i, ∇f_i(w) and d_i over all clients: they leave the client where a rule looks at them."""
+    page = (DOCS / f"{module_of(name).__name__.rpartition('.')[2]}.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| telemetry / stop rules \|.*$", page, re.MULTILINE)
+    for what in ("f_i", "∇f_i(w)", "d_i", "all m clients", "`gradient`", "`variance`", "`rising`"):
+        assert what in row, what
+    (kept,) = re.findall(r"^\| never leaves the client \|.*$", page, re.MULTILINE)
+    assert "but for telemetry" in kept
 
 
 @each

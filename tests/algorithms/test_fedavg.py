@@ -113,22 +113,51 @@ def test_batches_are_drawn_from_the_client_s_own_rows():
     rows = jax.jit(jax.vmap(lambda k: draw(batch, 4, k)))(jax.random.split(jax.random.key(0), 2000))
     assert set(np.unique(rows.x)) == {1.0, 2.0, 3.0, 4.0, 5.0}
     np.testing.assert_array_equal(rows.y, 10 * rows.x[..., 0])
-    assert np.all(np.asarray(rows.weight) == 1)
+    np.testing.assert_array_equal(rows.weight, 5 / 4)  # four rows that stand for five
     assert np.all(np.asarray(rows.client) == 3)
     _, counts = np.unique(rows.x, return_counts=True)
     np.testing.assert_allclose(counts / 8000, 0.2, atol=5 * (0.2 * 0.8 / 8000) ** 0.5)
 
 
-def test_minibatch_steps_use_the_key_of_round_client_and_step():
-    """The s-th step's rows come from fold_in(key(LOCAL), s); witnessed by drawing them again in NumPy's hands."""
+@pytest.mark.parametrize("divide", [True, False])
+@pytest.mark.parametrize("kind", [fp.Logistic, fp.LeastSquares])
+def test_a_batch_s_gradient_is_unbiased(kind, divide):
+    """The mean over every batch of one row is ∇f_i, regulariser included; each of them counts d_i rows."""
+    problem = kind(l2=0.5, divide=divide, intercept=True)
+    x, y = parts()[1]
+    whole, w = byhand.batch(x, y, padding=6), np.random.default_rng(3).normal(size=4)
+    drawn, seen = jax.vmap(lambda k: draw(whole, 1, k))(jax.random.split(jax.random.key(0), 200)), {}
+    for k in range(200):
+        one = jax.tree.map(lambda a, k=k: a[k], drawn)
+        seen.setdefault(float(one.x[0, 0]), one)
+    assert sorted(seen) == sorted(x[:, 0])
+    assert all(float(one.rows) == len(y) for one in seen.values())
+    found = [flat(problem.gradient(vector(w, True), one)) for one in seen.values()]
+    assert relative(np.mean(found, axis=0), byhand.gradient(problem, w, x, y)) <= 1e-13
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_batch_keeps_its_precision(dtype):
+    x, y = parts()[1]
+    drawn = draw(byhand.batch(x, y, dtype=dtype), 4, jax.random.key(0))
+    assert {a.dtype for a in drawn[:3]} == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.4])
+def test_minibatch_steps_use_the_key_of_round_client_and_step(mu):
+    """The s-th step's rows come from fold_in(key(LOCAL), s); witnessed by drawing them again in NumPy's hands.
+
+    The step's gradient is the mean of the drawn rows' losses plus (β/d_i) w, with d_i = 9 and not the batch's 4.
+    """
     w = np.random.default_rng(3).normal(size=4)
     x, y = parts()[1]
-    _, upload, notes = step(built(FedAvg(steps=3, batch=4)), w, x, y, 0.3, seed=5, t=2, client=1, padding=6)
-    expected = w
+    settings = FedProx(mu=mu, steps=3, batch=4) if mu else FedAvg(steps=3, batch=4)
+    _, upload, notes = step(built(settings), w, x, y, 0.3, seed=5, t=2, client=1, padding=6)
+    loss, expected = fp.Logistic(l2=0.0, intercept=True), w
     for s in range(3):
         chosen = np.asarray(jax.random.randint(jax.random.fold_in(key_of(5, 2, 1)(Purpose.LOCAL), s), (4,), 0, len(y)))
-        rows = fp.Logistic(l2=0.5, intercept=True)
-        expected = expected - 0.3 * byhand.gradient(rows, expected, x[chosen], y[chosen])
+        slope = byhand.gradient(loss, expected, x[chosen], y[chosen]) + 0.5 / 9 * np.append(expected[:3], 0.0)
+        expected = expected - 0.3 * (slope + mu * (expected - w))
     assert relative(flat(upload.weighted), expected) <= 1e-12
     assert float(notes.gradients) == pytest.approx(3 * 4 / 9)
 

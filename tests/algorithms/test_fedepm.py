@@ -133,11 +133,21 @@ def test_the_first_messages_have_noise_of_scale_one_over_mu0():
 
 
 def test_laplace_noise_has_mean_size_equal_to_its_scale():
-    """E|e| = ν and E e² = 2ν² (the paper's (25) would give 2ν and 8ν²)."""
+    """E|e| = ν and E e² = 2ν², so E φ(e) = n(λν + ην²); (59), the integrals of the printed (25), has 4ν and 16ν²."""
     e = flat(laplace(jax.random.key(0), 0.3, vector(np.zeros(100_000))))
     assert np.mean(np.abs(e)) == pytest.approx(0.3, rel=0.02)
     assert np.mean(e**2) == pytest.approx(2 * 0.09, rel=0.04)
     assert abs(np.mean(e)) < 0.01
+    assert phi(e, 0.05, 1.5) / 100_000 == pytest.approx(0.05 * 0.3 + 1.5 * 0.09, rel=0.04)
+    assert np.log10(np.std(e) / 0.3) == pytest.approx(np.log10(2) / 2, abs=0.01)  # .15 below deviation ν in SNR
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_a_client_joins_with_its_lipschitz_constant(padding):
+    for i, (x, y) in enumerate(parts()):
+        with jax.disable_jit():
+            state, _ = built(SETTINGS).join(ZERO, byhand.batch(x, y, i, padding), key_of(0, JOIN_ROUND, i))
+        assert float(state.r) == pytest.approx(byhand.lipschitz(PROBLEM, x), rel=1e-13)
 
 
 def test_those_who_do_not_take_part_keep_what_they_have(moments):
@@ -179,6 +189,39 @@ def test_the_paper_s_constants():
     with jax.disable_jit():
         server = algorithm.init(vector(np.zeros(3)), fedepm.Hello(Vector({"w": jnp.asarray(z)})))
     assert relative(flat(server.w), center(z, 0.6e-5, 1.2e-5)) <= 1e-13
+
+
+DEFAULTS = {"k0": 2, "mu0": 0.05, "c": 1e-8, "alpha": 1.001}
+
+
+def one_round(rho, chosen):
+    """A round from 0 with the paper's constants: the models of those chosen, and the server's."""
+    eta = 1e-5 * (0.02 * 7 + 1) * (rho + 0.1)
+    z = np.zeros((7, 4))
+    for i in chosen:
+        x, y = parts()[i]
+        g = byhand.gradient(PROBLEM, z[i], x, y)
+        z[i] = fedepm_local(np.zeros(4), z[i], g, len(y), 0, eta=eta, lam=eta / 2, **DEFAULTS)[-1].w
+    return z, center(z, eta / 2, eta)
+
+
+def test_the_default_eta_has_the_participation_rate():
+    """A client's step at ρ = .5 is that of η = 1e-5 (0.02·7 + 1)(.5 + .1), and not that of ρ = 1."""
+    msg, client = Broadcast(ZERO, jnp.asarray(0)), ClientState(ZERO, jnp.asarray(1.0))
+    for rho, other in ((0.5, 1.0), (1.0, 0.5)):
+        upload = step(built(FedEPM(k0=2), rate=rho), PROBLEM, msg, client, byhand.batch(*parts()[1]))[1]
+        assert relative(flat(upload.z), one_round(rho, [1])[0][1]) <= 1e-12
+        assert relative(flat(upload.z), one_round(other, [1])[0][1]) > 1e-4
+
+
+def test_a_run_hands_its_participation_rate_to_the_default_eta(run_once):
+    """ρ as given, .5, not 1 and not the 4/7 that are drawn."""
+    run = run_once(FedEPM(k0=2), ONE, participation=0.5, rounds=1, seed=3)
+    chosen = fp.Fraction(0.5).select(3, 0, 7)
+    assert len(chosen) == 4
+    assert relative(flat(run.model.w), one_round(0.5, chosen)[1]) <= 1e-12
+    assert relative(flat(run.model.w), one_round(1.0, chosen)[1]) > 1e-6
+    assert relative(flat(run.model.w), one_round(4 / 7, chosen)[1]) > 1e-6
 
 
 # (b) a certificate
@@ -269,7 +312,10 @@ def test_lemma_vi_1(moments):
 
 
 def test_the_penalty_and_descent_columns_are_f_and_31_by_hand(moments, run_once):
-    """penalty is F/m at (w^{τ+1}, W^k); descent adds (1/m) Σ r_i² d_i/(2μ_{i,0} c (α−1) α^k), k = τk0, as in (31)."""
+    """penalty is F/m at (w^{τ+1}, W^k); descent adds (1/m) Σ r_i² d_i/(2μ_{i,0} c (α−1) α^k), k = τk0.
+
+    L^k of (31) has F at (w^{τ_k}, W^k), the broadcast before: the columns are half a round further on.
+    """
     run = run_once(SETTINGS, ONE, participation=COHORTS, rounds=len(COHORTS))
     weight = [byhand.lipschitz(PROBLEM, x) ** 2 * len(y) / (2 * 5.0 * 5.0 * 0.05) for x, y in parts()]
     states = [(moments[0].before.w, moments[0].clients_before), *((m.after.w, m.clients_after) for m in moments)]
@@ -279,12 +325,42 @@ def test_the_penalty_and_descent_columns_are_f_and_31_by_hand(moments, run_once)
         assert run.history.column("descent")[t] == pytest.approx(f + np.mean(weight) / 1.05 ** (3 * t), rel=1e-9)
 
 
-def test_the_descent_column_never_increases(run_once):
-    """(33) with η ≥ max r_i."""
+def test_the_descent_column_never_increases_without_noise(run_once):
+    """The local steps of (33) with η ≥ max r_i, then the server's (68)."""
     assert max(byhand.lipschitz(PROBLEM, x) for x, _ in parts()) <= 1.5
     run = run_once(SETTINGS, ONE, participation=COHORTS, rounds=len(COHORTS))
     assert np.all(np.diff(run.history.column("descent")) <= 0)
     assert np.ptp(run.history.column("descent")) > 0
+
+
+def test_with_noise_the_descent_column_can_increase(run_once):
+    """The server's model is then the center of the z_i, not of the w_i: (32) adds 2φ(ζ_i), the column does not."""
+    run = run_once(FedEPM(**NUMBERS, epsilon=0.05), ONE, participation=COHORTS, rounds=len(COHORTS))
+    assert np.max(np.diff(run.history.column("descent"))) > 0
+
+
+def test_the_penalty_column_falls_as_the_sharp_inequalities_say(moments, run_once):
+    """A round changes Σ F_i by at most Σ [⟨∇f_i(w_i) − g_i, Δw_i⟩ + (r_i − η − 2μ̄)/2 ‖Δw_i‖²] − mη/2 ‖Δw‖².
+
+    The sum is over the local steps ((72) before Young's inequality), the last term is the next server step's (68).
+    Unlike `descent` there is no tail to hide a wrong step; where the right side is at most 0, `penalty` cannot rise.
+    """
+    penalty = run_once(SETTINGS, ONE, participation=COHORTS, rounds=len(COHORTS)).history.column("penalty")
+    bounds = []
+    for t, moment in enumerate(moments):
+        w, bound = flat(moment.msg.w), -7 * 1.5 / 2 * np.sum((flat(moment.after.w) - flat(moment.msg.w)) ** 2)
+        for i in moment.chosen:
+            x, y = parts()[i]
+            r, g = byhand.lipschitz(PROBLEM, x), byhand.gradient(PROBLEM, w, x, y)
+            for s in fedepm_local(w, flat(moment.clients_before[i].w), g, len(y), t * 3, **NUMBERS):
+                delta = s.w - s.before
+                bound += (byhand.gradient(PROBLEM, s.before, x, y) - g) @ delta
+                bound += (r - 1.5 - 2 * s.mu / len(y)) / 2 * (delta @ delta)
+        bounds.append(bound / 7)
+        assert penalty[t + 1] - penalty[t] <= bounds[-1] + 1e-14
+    falling = np.array(bounds) < 0
+    assert falling[[0, 1, 2, 4]].all()
+    assert np.all(np.diff(penalty)[falling] < 0)
 
 
 def alternation(w, x, y, lam, eta):
@@ -384,7 +460,7 @@ def test_one_client_without_lambda_is_gradient_descent():
 
 
 def test_a_large_lambda_stalls():
-    """PAPERS: with λ above the threshold (11) all soft-thresholds return 0 and nothing moves from a common start."""
+    """With λ above the threshold (11) all soft-thresholds return 0 and nothing moves from a common start."""
     slopes = [np.abs(byhand.gradient(PROBLEM, np.zeros(4), x, y)).max() for x, y in parts()]
     msg, client = Broadcast(ZERO, jnp.asarray(0)), ClientState(ZERO, jnp.asarray(1.0))
     for factor, moves in ((1.01, False), (0.99, True)):

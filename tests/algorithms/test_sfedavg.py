@@ -12,6 +12,8 @@ import pytest
 from byhand import PROBLEM, built, flat, key_of, parts, play, relative, vector
 
 import fedpact as fp
+from fedpact.algorithms.fedavg import FedAvg
+from fedpact.algorithms.fedprox import FedProx
 from fedpact.algorithms.sfedavg import Broadcast, ClientState, SFedAvg, SFedProx, paper_step
 from fedpact.core.contract import check_needs
 from fedpact.core.errors import FedpactError, InvalidArgument, UnknownName
@@ -142,6 +144,34 @@ def test_the_start_is_the_mean_of_the_first_messages():
     assert relative(flat(server.w), np.mean(sent, axis=0)) <= 1e-14
 
 
+NOISE = {"mu0": 0.05, "c": 1e-8, "alpha": 1.001}  # Section VII.B
+
+
+def test_the_paper_s_constants():
+    """Section VII.B: μ = 1e-5 and ℓ = 3 of Algorithm 4, the step (38), the constants of (39); k0 = 12 of Figure 4."""
+    common = {"k0": 12, "step": "paper", "scale": 1.0, "epsilon": None, **NOISE}
+    assert SFedAvg().to_dict() == common
+    assert SFedProx().to_dict() == common | {"mu": 1e-5, "inner": 3}
+
+
+@pytest.mark.parametrize("kind", [SFedAvg, SFedProx])
+def test_the_presets(kind):
+    assert set(kind.presets) == {"paper", "noiseless", "lipschitz"}
+    assert kind.preset("paper") == kind(epsilon=0.1)
+    assert kind.preset("noiseless") == kind()
+    assert kind.preset("lipschitz") == kind(step="lipschitz")
+
+
+@pytest.mark.parametrize("kind", [SFedAvg, SFedProx])
+def test_a_client_joins_with_its_lipschitz_constant_where_the_step_needs_it(kind):
+    """r_i itself, without μ: SFedProx's γ_i is 1/r_i too."""
+    for i, (x, y) in enumerate(parts()):
+        for step_, r in (("lipschitz", byhand.lipschitz(PROBLEM, x)), ("paper", 0.0)):
+            with jax.disable_jit():
+                state, _ = built(kind(step=step_)).join(ZERO, byhand.batch(x, y, i, padding=3), key_of(0, 0, i))
+            assert float(state.r) == pytest.approx(r, rel=1e-13)
+
+
 # (b) a certificate
 
 
@@ -181,6 +211,26 @@ def test_without_its_proximal_term_sfedprox_is_sfedavg():
     sent = [step(built(settings), np.ones(4), 1, *parts()[1])[1:] for settings in loud]
     assert relative(flat(sent[0][0].z), flat(sent[1][0].z)) <= 1e-14
     assert float(sent[0][1].noise_scale) == pytest.approx(float(sent[1][1].noise_scale), rel=1e-14)
+
+
+def test_with_one_over_r_sfedavg_is_fedavg():
+    """SFedAvg(k0, step="lipschitz") and FedAvg(steps=k0) take the same steps, scaled or not, and the same mean."""
+    for scale in (1.0, 0.3):
+        one, other = SFedAvg(k0=3, step="lipschitz", scale=scale), FedAvg(steps=3, scale=scale)
+        rounds = [play(built(settings), PROBLEM, parts(), ZERO, COHORTS) for settings in (one, other)]
+        for a, b in zip(*rounds, strict=True):
+            assert relative(flat(a.after.w), flat(b.after.w)) <= 1e-14
+    assert np.any(flat(a.after.w) != 0)
+
+
+def test_with_one_over_r_sfedprox_is_fedprox_of_k0_times_inner_steps():
+    """With a common number for the step, since SFedProx takes 1/r_i and FedProx 1/(r_i + μ)."""
+    x, y = parts()[1]
+    r = byhand.lipschitz(PROBLEM, x)
+    one, other = SFedProx(k0=2, inner=3, mu=0.3, step="lipschitz"), FedProx(mu=0.3, steps=6, step=1 / r)
+    rounds = [play(built(s, clients=1), PROBLEM, [(x, y)], ZERO, [[0]] * 3) for s in (one, other)]
+    for a, b in zip(*rounds, strict=True):
+        assert relative(flat(a.after.w), flat(b.after.w)) <= 1e-13
 
 
 def test_one_client_one_step_is_gradient_descent():

@@ -143,12 +143,17 @@ def test_any_of_a_list():
 
 
 def test_the_paper_s_rule():
-    """‖∇f‖² < 1e-6 or var of the last four f ≤ n·1e-8/(1+|f|), here with n = 14."""
-    rule = GradientNorm(1e-6) | Variance(14 * 1e-8)
-    f = [0.5431 + d for d in (3e-4, 2e-4, 1e-4, 0)]  # sample variance 5/3 · 1e-8 ≤ 14e-8/1.5431 = 9.07e-8
-    assert fired(rule, objective=f, gradient=[math.nan, 1, 1, 1])
-    f = [0.5431 + 3 * d for d in (3e-4, 2e-4, 1e-4, 0)]  # 9 · 5/3 · 1e-8 = 1.5e-7
-    assert not fired(rule, objective=f, gradient=[1, 1, 1, 1])
+    """FedEPM: ‖∇f‖² < 1e-6 or var of the last four f ≤ n·1e-8/(1+|f|), f = Σ f_i; here n = 14, m = 50, f/m = .5431.
+
+    The columns are of f/m: ‖∇f/m‖² < 1e-6/2500 = 4e-10. With f/m in steps of d the variance of f is 2500 · 5/3 · d²,
+    the bound 14e-8/(1 + 27.155) = 4.97e-9, so d ≤ 1.09e-6.
+    """
+    rule = GradientNorm(1e-6 / 50**2) | Variance(14 * 1e-8, scale=50)
+    f = lambda d: [0.5431 + d * k for k in (3, 2, 1, 0)]
+    assert fired(rule, objective=f(1e-6), gradient=[math.nan, 1, 1, 1])
+    assert not fired(rule, objective=f(1.2e-6), gradient=[1, 1, 1, 1])
+    assert fired(rule, objective=f(1), gradient=[1, 1, 1, 3.9e-10])
+    assert not fired(rule, objective=f(1), gradient=[1, 1, 1, 4.1e-10])
 
 
 def test_rules_that_differ_are_written_differently():
