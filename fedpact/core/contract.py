@@ -24,7 +24,9 @@ from fedpact.core.errors import InvalidArgument
 
 
 class Batch(NamedTuple):
-    """One client's rows. `weight` is 1 for a row and 0 for padding, so every sum over rows is weighted by it."""
+    """One client's rows. Every sum over rows is weighted by `weight`: 1 for a row, 0 for padding, and d_i/B for each of
+    B rows drawn, so that the sum's mean is that over all rows.
+    """
 
     x: Any
     y: Any

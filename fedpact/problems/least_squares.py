@@ -47,8 +47,9 @@ class LeastSquares:
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""
         d = batch.rows
-        residual = batch.weight * (scores(w, batch.x) - batch.y)
-        value = jnp.sum(residual**2) / (2 * d) + self._penalty(d) / 2 * jnp.sum(w.tree["w"] ** 2)
+        error = scores(w, batch.x) - batch.y
+        residual = batch.weight * error
+        value = jnp.sum(residual * error) / (2 * d) + self._penalty(d) / 2 * jnp.sum(w.tree["w"] ** 2)
         return value, linear_gradient(w, batch, residual, 1 / d, self._penalty(d))
 
     def gradient(self, w: Vector, batch: Batch) -> Vector:
