@@ -25,7 +25,7 @@ from fedpact.experiment import RUN_KEYS, SCHEMES, STOPS, TABLES
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
-SHARED_PAGE = {"sfedprox": "sfedavg"}
+SHARED_PAGE = {"sfedprox": "sfedavg", "fedprox_local": "fedavg_stale"}
 
 
 def text(path: Path) -> str:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fedpact.core.errors import require
-from fedpact.papers import fedepm
+from fedpact.papers import fedepm, inexact_admm
 from fedpact.papers.study import DECIDING, Study, source_digest
 
 __all__ = ["PAPERS", "redraw"]
 
 #: paper → figure → (what it shows, the function that redraws it)
-PAPERS: dict[str, dict[str, Any]] = {"fedepm": fedepm.FIGURES}
+PAPERS: dict[str, dict[str, Any]] = {"fedepm": fedepm.FIGURES, "inexact_admm": inexact_admm.FIGURES}
 
 
 def redraw(

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from fedpact.core.history import History
 from fedpact.core.stop import Outcome
+from fedpact.papers.claims import Claim, below, fewest, listed, mean, rises
 from fedpact.papers.fedepm_cells import (
     ROUNDS,
     TIMED,
@@ -32,7 +32,7 @@ from fedpact.papers.fedepm_cells import (
     rounds_needed,
     times,
 )
-from fedpact.papers.study import Claim, Study
+from fedpact.papers.study import Study
 from fedpact.report import boxes, curves, lines_over, panels
 
 K0S, MS = (4, 8, 12, 16, 20), (50, 100)
@@ -48,33 +48,6 @@ TIMES = (
     "drawn that it gathers them."
 )
 CAPPED = f"A run that did not stop in {ROUNDS} rounds, or ended in a non-finite number, counts CR {ROUNDS + 1}"
-
-
-def _below(mine: Sequence[float], others: Iterable[Sequence[float]]) -> bool:
-    return all(a < b for other in others for a, b in zip(mine, other, strict=True))
-
-
-def _rises(values: Sequence[float]) -> bool:
-    return all(a < b for a, b in pairwise(values))
-
-
-def _list(values: Iterable[float], form: str = ".3g") -> str:
-    return ", ".join(f"{v:{form}}" for v in values)
-
-
-def _fewest(values: dict[str, Sequence[float]], others: Iterable[str], claim: str, where: Sequence[Any]) -> Claim:
-    """Whether FedEPM is below every other in every setting; as many is not fewer."""
-    names = list(others)
-    wins = sum(_below([values["FedEPM"][i]], [[values[name][i]] for name in names]) for i in range(len(where)))
-    detail = "; ".join(f"{name} {_list(values[name])}" for name in ("FedEPM", *names))
-    return claim, wins == len(where), f"true in {wins} of {len(where)} settings. {detail}"
-
-
-def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and deviation; infinite, and none, where a value is not finite."""
-    if not np.all(np.isfinite(values)):
-        return float("inf"), float("nan")
-    return float(np.mean(values)), float(np.std(values))
 
 
 def _unfinished(ended: Iterable[str]) -> dict[str, int]:
@@ -128,10 +101,12 @@ def fig2(study: Study) -> dict[str, Any]:
     figure = panels(draws, study.folder / "fig2", columns=3, title="Objective f/m against communication rounds")
     for when, of_all in spread.items():
         claim = f"the three algorithms have the same objective {when} (within 1 %)"
-        claims.append((claim, all(s < 0.01 for s in of_all), f"spreads {_list(of_all, '.2%')}"))
+        claims.append((claim, all(s < 0.01 for s in of_all), f"spreads {listed(of_all, '.2%')}"))
     for rule, by_name in cr.items():
-        claims.append(_fewest(by_name, PAPER[1:], f"FedEPM uses the fewest CR for each k0 ({rule} rule)", places))
-        claims.append(_fewest(by_name, ALL[3:], f"… also against tuned baselines ({rule} rule)", places))
+        claims.append(
+            fewest(by_name, "FedEPM", PAPER[1:], f"FedEPM uses the fewest CR for each k0 ({rule} rule)", places)
+        )
+        claims.append(fewest(by_name, "FedEPM", ALL[3:], f"… also against tuned baselines ({rule} rule)", places))
     lead = (
         f"Objective against rounds; ε=0.1, ρ=0.5, one seed; stopped by the released rule or at {ROUNDS}. "
         f"{CAPPED}. {TUNED} {NOTICE}"
@@ -145,8 +120,8 @@ def fig3(study: Study, count: int | None) -> dict[str, Any]:
     for m in MS:
         ends = {name: [outcomes(study, name, m, k0, 0.5, 0.1, trials) for k0 in K0S] for name in ALL}
         clocks = {name: [times(study, name, m, k0, 0.5, 0.1) for k0 in K0S] for name in ALL}
-        cr = {name: [_mean(e["cr"]) for e in ends[name]] for name in ALL}
-        tct = {name: [_mean(t["tct"]) for t in clocks[name]] for name in ALL}
+        cr = {name: [mean(e["cr"]) for e in ends[name]] for name in ALL}
+        tct = {name: [mean(t["tct"]) for t in clocks[name]] for name in ALL}
         for name in ALL:
             for i, (k0, e) in enumerate(zip(K0S, ends[name], strict=True)):
                 means = {"CR": cr[name][i][0], "TCT": tct[name][i][0], "f/m": float(np.mean(e["objective"]))}
@@ -158,13 +133,13 @@ def fig3(study: Study, count: int | None) -> dict[str, Any]:
         for what, values in (("CR", cr), ("TCT", tct)):
             plain: dict[str, Sequence[float]] = {name: [mean for mean, _ in values[name]] for name in ALL}
             fell = all(plain[name][-1] < plain[name][0] for name in PAPER)
-            detail = "; ".join(f"{name} {_list(plain[name])}" for name in PAPER)
+            detail = "; ".join(f"{name} {listed(plain[name])}" for name in PAPER)
             claims.append((f"m={m}: the bigger k0, the smaller {what} (k0=20 against k0=4)", fell, detail))
-            claims.append(_fewest(plain, PAPER[1:], f"m={m}: FedEPM has the smallest {what} for each k0", K0S))
-            claims.append(_fewest(plain, ALL[3:], f"m={m}: … also against tuned baselines ({what})", K0S))
+            claims.append(fewest(plain, "FedEPM", PAPER[1:], f"m={m}: FedEPM has the smallest {what} for each k0", K0S))
+            claims.append(fewest(plain, "FedEPM", ALL[3:], f"m={m}: … also against tuned baselines ({what})", K0S))
         prox, avg = ([mean for mean, _ in cr[name]] for name in ("SFedProx", "SFedAvg"))
         claim = f"m={m}: SFedProx uses fewer CR than SFedAvg"
-        claims.append((claim, _below(prox, [avg]), f"{_list(prox)} against {_list(avg)}"))
+        claims.append((claim, below(prox, [avg]), f"{listed(prox)} against {listed(avg)}"))
     figure = panels(draws, study.folder / "fig3", columns=2, title="Effect of k0")
     lead = _lead(f"Means over {trials} trials; ε=0.1, ρ=0.5", rows)
     return study.finish("FedEPM, Figure 3", lead, claims, {"Figure 3": figure}, {"Means": rows})
@@ -176,14 +151,14 @@ def table1(study: Study) -> dict[str, Any]:
     for m in (50, 100, 128):
         lct = {name: [float(np.mean(times(study, name, m, k0, 0.5, 0.1)["lct"])) for k0 in K0S] for name in PAPER}
         rows += [{"m": m, "k0": k0, **{name: 1e3 * lct[name][i] for name in PAPER}} for i, k0 in enumerate(K0S)]
-        detail = "; ".join(f"{name} {_list(1e3 * v for v in lct[name])} ms" for name in PAPER)
-        least = _below(lct["FedEPM"], [lct["SFedAvg"], lct["SFedProx"]])
+        detail = "; ".join(f"{name} {listed(1e3 * v for v in lct[name])} ms" for name in PAPER)
+        least = below(lct["FedEPM"], [lct["SFedAvg"], lct["SFedProx"]])
         claims.append((f"m={m}: LCT of FedEPM is below both baselines for each k0", least, detail))
-        most = _below(lct["SFedAvg"], [lct["SFedProx"]]) and _below(lct["FedEPM"], [lct["SFedProx"]])
+        most = below(lct["SFedAvg"], [lct["SFedProx"]]) and below(lct["FedEPM"], [lct["SFedProx"]])
         claims.append((f"m={m}: SFedProx has the largest LCT for each k0", most, detail))
         for name in PAPER:
-            shown = _list(1e3 * v for v in lct[name]) + " ms"
-            claims.append((f"m={m}: LCT of {name} rises with k0", _rises(lct[name]), shown))
+            shown = listed(1e3 * v for v in lct[name]) + " ms"
+            claims.append((f"m={m}: LCT of {name} rises with k0", rises(lct[name]), shown))
     lead = (
         f"Milliseconds of a round (ρ=0.5, ε=0.1), vectorised on this machine; the paper's are MATLAB loops on another. "
         f"{TIMES} Its table says m=128, its text m=100: both are here."
@@ -218,12 +193,12 @@ def fig4(study: Study, count: int | None) -> dict[str, Any]:
     med, claims = got["medians"], list[Claim]()
     for name in PAPER:
         cr, tct = med["CR"][name], med["TCT (s)"][name]
-        claims.append((f"{name}: CR falls as ρ rises (1.0 against 0.2)", cr[-1] < cr[0], f"medians {_list(cr)}"))
+        claims.append((f"{name}: CR falls as ρ rises (1.0 against 0.2)", cr[-1] < cr[0], f"medians {listed(cr)}"))
         why = "not tested: a time here is of all m clients' work, masked, not of that of the ρm drawn"
-        claims.append((f"{name}: TCT rises with ρ", None, f"{why}; medians {_list(tct)} s"))
+        claims.append((f"{name}: TCT rises with ρ", None, f"{why}; medians {listed(tct)} s"))
     for what in ("CR", "TCT (s)"):
-        claims.append(_fewest(med[what], PAPER[1:], f"FedEPM has the lowest median {what} for each ρ", rhos))
-        claims.append(_fewest(med[what], ALL[3:], f"… also against tuned baselines ({what})", rhos))
+        claims.append(fewest(med[what], "FedEPM", PAPER[1:], f"FedEPM has the lowest median {what} for each ρ", rhos))
+        claims.append(fewest(med[what], "FedEPM", ALL[3:], f"… also against tuned baselines ({what})", rhos))
     draws = [partial(boxes, got["found"][w], xlabel="ρ", ylabel=w, logy=True) for w in ("CR", "TCT (s)")]
     figure = panels(draws, study.folder / "fig4", columns=2, title="Effect of ρ", size=(5.5, 3.6))
     lead = _lead(f"{got['trials']} trials; m=50, k0=12, ε=0.1", got["rows"])
@@ -239,14 +214,14 @@ def fig5(study: Study, count: int | None) -> dict[str, Any]:
         for what in ("CR", "TCT (s)"):
             even = bool(np.max(med[what][name]) < 1.5 * np.min(med[what][name]))
             claim = f"{name}: ε hardly changes {what} (medians within a factor 1.5)"
-            claims.append((claim, even, f"medians {_list(med[what][name])}"))
+            claims.append((claim, even, f"medians {listed(med[what][name])}"))
         snr = med["SNR"][name]
-        claims.append((f"{name}: SNR rises with ε (the text prints ρ)", _rises(snr), f"medians {_list(snr)}"))
+        claims.append((f"{name}: SNR rises with ε (the text prints ρ)", rises(snr), f"medians {listed(snr)}"))
     for others, words in ((PAPER[1:], ""), (ALL[3:], ", baselines tuned")):
-        claims.append(_fewest(med["SNR"], others, f"FedEPM has the smallest SNR for each ε{words}", epsilons))
+        claims.append(fewest(med["SNR"], "FedEPM", others, f"FedEPM has the smallest SNR for each ε{words}", epsilons))
         for what in ("CR", "TCT (s)"):
             claims.append(
-                _fewest(med[what], others, f"FedEPM has the lowest median {what} for each ε{words}", epsilons)
+                fewest(med[what], "FedEPM", others, f"FedEPM has the lowest median {what} for each ε{words}", epsilons)
             )
     draws = [partial(boxes, got["found"][w], xlabel="ε", ylabel=w, logy=w != "SNR") for w in ("CR", "TCT (s)", "SNR")]
     figure = panels(draws, study.folder / "fig5", columns=2, title="Effect of ε", size=(5.5, 3.6))

@@ -15,9 +15,8 @@ from matplotlib.figure import Figure
 
 from fedpact.core.errors import DataError
 from fedpact.core.files import append_synced, make_folder, writing
+from fedpact.papers.claims import Claim
 from fedpact.report import text_table, write_report
-
-Claim = tuple[str, bool | None, str]
 
 PACKAGE = Path(__file__).parents[1]
 #: The parts of the package that decide a run's numbers.

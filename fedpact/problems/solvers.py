@@ -105,7 +105,7 @@ def lbfgs(sub: Subproblem, most: int) -> Solved:
 
     def improve(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         x, p, pairs, steps, spent = carry
-        tried = x - _two_loop(p, *pairs, 1 / (sub.r + sub.sigma))
+        tried = x - _two_loop(p, pairs, 1 / (sub.r + sub.sigma))
         p_tried = phi(tried)
         good = p_tried @ p_tried <= 0.81 * (p @ p)
         x_new = jnp.where(good, tried, plain(x, p))
@@ -129,8 +129,9 @@ def _remember(pairs: tuple[Any, Any, Any], s: Any, y: Any) -> tuple[Any, Any, An
     return jax.tree.map(lambda a, b: jnp.where(inverse > 0, a, b), pushed, pairs)
 
 
-def _two_loop(p: Any, s: Any, y: Any, inverse: Any, scale: Any) -> Any:
+def _two_loop(p: Any, pairs: tuple[Any, Any, Any], scale: Any) -> Any:
     """The L-BFGS direction H p."""
+    s, y, inverse = pairs
 
     def backward(q: Any, pair: Any) -> tuple[Any, Any]:
         s_j, y_j, rho = pair
@@ -138,8 +139,8 @@ def _two_loop(p: Any, s: Any, y: Any, inverse: Any, scale: Any) -> Any:
         return q - a * y_j, a
 
     q, a = lax.scan(backward, p, (s, y, inverse), reverse=True)
-    newest = jnp.where(inverse[-1] > 0, 1 / (jnp.where(inverse[-1] > 0, inverse[-1], 1) * (y[-1] @ y[-1] + 1e-300)), 0)
-    q = jnp.where(inverse[-1] > 0, newest, scale) * q
+    known = inverse[-1] > 0  # then ⟨s,y⟩/⟨y,y⟩ of the newest pair is the better scale
+    q = jnp.where(known, 1 / jnp.where(known, inverse[-1] * (y[-1] @ y[-1]), 1), scale) * q
 
     def forward(q: Any, pair: Any) -> tuple[Any, None]:
         (s_j, y_j, rho), a_j = pair

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedpact.papers import fedepm
-from fedpact.papers.fedepm import ALL, PAPER, _below, _fewest, _mean, _rises, _unfinished
+from fedpact.papers.claims import below, fewest, mean, rises
+from fedpact.papers.fedepm import ALL, PAPER, _unfinished
 from fedpact.papers.study import Study
 
 #: Smaller is better: FedEPM 10, its baselines 100 and 50, tuned 4 and 3.
@@ -67,41 +68,41 @@ def draw(monkeypatch, tmp_path):
 
 
 def test_below_is_below_everywhere_and_strictly():
-    assert _below([1, 2], [[2, 3], [9, 3]])
-    assert not _below([1, 2], [[2, 3], [9, 2]])
-    assert not _below([1, 2], [[2, 1]])
-    assert _below([1, 2], [[math.inf, 3]])
-    assert not _below([1, math.nan], [[2, 3]])
+    assert below([1, 2], [[2, 3], [9, 3]])
+    assert not below([1, 2], [[2, 3], [9, 2]])
+    assert not below([1, 2], [[2, 1]])
+    assert below([1, 2], [[math.inf, 3]])
+    assert not below([1, math.nan], [[2, 3]])
     with pytest.raises(ValueError, match="zip"):
-        _below([1], [[2, 3]])
+        below([1], [[2, 3]])
 
 
 def test_rises_is_strict_and_of_every_step():
-    assert _rises([1, 2, 3])
-    assert not _rises([1, 3, 2, 4])
-    assert not _rises([1, 1, 2])
-    assert not _rises([1, math.nan, 3])
+    assert rises([1, 2, 3])
+    assert not rises([1, 3, 2, 4])
+    assert not rises([1, 1, 2])
+    assert not rises([1, math.nan, 3])
 
 
 def test_fewest_counts_the_settings_that_are_won():
     values = {"FedEPM": [3, 5, 7], "a": [4, 5, 9], "b": [8, 8, 8]}
-    assert _fewest(values, ["b"], "claim", "xyz") == (
+    assert fewest(values, "FedEPM", ["b"], "claim", "xyz") == (
         "claim",
         True,
         "true in 3 of 3 settings. FedEPM 3, 5, 7; b 8, 8, 8",
     )
-    claim, holds, detail = _fewest(values, ["a", "b"], "claim", "xyz")
+    claim, holds, detail = fewest(values, "FedEPM", ["a", "b"], "claim", "xyz")
     assert (claim, holds) == ("claim", False)  # as many as another is not the fewest
     assert detail == "true in 2 of 3 settings. FedEPM 3, 5, 7; a 4, 5, 9; b 8, 8, 8"
-    assert not _fewest({"FedEPM": [151], "a": [151]}, ["a"], "", [1])[1]
-    assert not _fewest({"FedEPM": [5], "a": [math.nan], "b": [9]}, ["a", "b"], "", [1])[1]
-    assert _fewest({"FedEPM": [5], "a": [math.inf]}, ["a"], "", [1])[1]
+    assert not fewest({"FedEPM": [151], "a": [151]}, "FedEPM", ["a"], "", [1])[1]
+    assert not fewest({"FedEPM": [5], "a": [math.nan], "b": [9]}, "FedEPM", ["a", "b"], "", [1])[1]
+    assert fewest({"FedEPM": [5], "a": [math.inf]}, "FedEPM", ["a"], "", [1])[1]
 
 
 def test_means_of_what_is_not_finite_are_infinite():
-    assert _mean([1.0, 3.0]) == (2.0, 1.0)
-    assert _mean([1.0, math.inf])[0] == math.inf
-    assert _mean([1.0, math.nan])[0] == math.inf
+    assert mean([1.0, 3.0]) == (2.0, 1.0)
+    assert mean([1.0, math.inf])[0] == math.inf
+    assert mean([1.0, math.nan])[0] == math.inf
 
 
 def test_the_runs_that_did_not_stop_are_counted_by_why():
