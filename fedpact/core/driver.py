@@ -141,7 +141,24 @@ def drive(
             done += steps
             if after_block is not None:
                 after_block(carry, histories[0], elapsed)
+    if rounds % loop.evaluate_every:
+        _measure_last(loop, carry, data, histories, rounds, trials)
     return [_finish(loop, carry, histories, order, i, trials, interrupt.asked) for i in range(len(seeds))]
+
+
+def _measure_last(
+    loop: Loop, carry: Carry, data: Any, histories: Sequence[History], rounds: int, trials: bool
+) -> None:
+    """Telemetry of the last round, where `evaluate_every` would leave it out.
+
+    It is in the run's history, not in the folder's history.csv: a run that is extended has the rows of a longer one.
+    """
+    measure = jax.vmap(loop.measure_stage) if trials else loop.measure_stage
+    with jax.disable_jit(not loop.engine.compiled):
+        row = jax.device_get((jax.jit(measure) if loop.engine.compiled else measure)(carry.state, data))
+    for i, history in enumerate(histories):
+        if history.rounds == rounds:
+            history.fill({name: float(value[i] if trials else value) for name, value in row.items()})
 
 
 def _draw(

@@ -62,6 +62,11 @@ class History:
         for name, values in self._columns.items():
             values.extend(np.asarray(rows[name], dtype=np.float64).tolist())
 
+    def fill(self, cells: Mapping[str, float]) -> None:
+        """Put cells of the last row that were not measured before."""
+        for name, value in cells.items():
+            self._columns[name][-1] = value
+
     def lines(self, first: int = 0) -> str:
         """Rows from `first` on as CSV text (with the header when `first` is 0)."""
         out = io.StringIO()

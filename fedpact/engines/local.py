@@ -75,7 +75,7 @@ class LocalEngine:
 
     def _sparse(self, federation: Any) -> bool:
         """Whether the features are sparse and worth keeping so."""
-        x = federation.dataset.x
+        x, _ = federation.client(0)
         if self.sparse is not None or not scipy.sparse.issparse(x):
             return bool(self.sparse) and scipy.sparse.issparse(x)
         parts = [federation.client(i)[0] for i in range(federation.clients)]
