@@ -25,7 +25,7 @@ from fedpact import data
 from fedpact.algorithms import algorithm as algorithm_named
 from fedpact.core.errors import DataError, InvalidArgument, require, unknown
 from fedpact.core.participation import Covering, Everyone, Fraction, Poisson, Schedule
-from fedpact.core.stop import GradientNorm, Rule, Seconds, Target, Variance, any_of
+from fedpact.core.stop import GradientNorm, Rising, Rule, Seconds, Target, Variance, any_of
 from fedpact.problems import PROBLEMS
 from fedpact.run import Experiment
 
@@ -42,6 +42,7 @@ STOPS: dict[str, Callable[[Any], Rule]] = {
     "gradient": GradientNorm,
     "variance": Variance,
     "seconds": Seconds,
+    "rising": Rising,
     "target": lambda values: _called("[stop] target", Target, values),
 }
 

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 import fedpact as fp
+from fedpact import experiment as experiment_module
 from fedpact.algorithms import ALGORITHMS
 from fedpact.core.contract import Algorithm, Batch, wire_bytes
 from fedpact.core.errors import InvalidArgument
 from fedpact.core.keys import client_key
 from fedpact.data.partition import SPLITS
 from fedpact.experiment import RUN_KEYS, SCHEMES, STOPS, TABLES
+from fedpact.problems import PROBLEMS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -153,6 +155,66 @@ def test_every_public_name_has_a_docstring(name):
 @pytest.mark.parametrize("key", [*RUN_KEYS, *STOPS, *SCHEMES, *SPLITS, *fp.data.names(), *(f"[{t}]" for t in TABLES)])
 def test_every_key_is_in_the_reference(key):
     assert f"`{key}`" in text(DOCS / "experiments.md")
+
+
+def accepted() -> dict[str, set[str]]:
+    """The keys that each table of an experiment file takes, from the code that takes them."""
+
+    def arguments(*functions: Any) -> set[str]:
+        return {name for function in functions for name in inspect.signature(function).parameters}
+
+    loaders = [getattr(fp.data, name) for name in fp.data.names()]
+    return {
+        "data": {"name", "csv"} | arguments(fp.data.from_csv, *loaders) - {"path"},
+        "split": {"clients", "how", "seed", "holdout"} | {key for keys in SPLITS.values() for key in keys},
+        "problem": {"name"} | arguments(*PROBLEMS.values()),
+        "algorithm": {"name", "preset"} | arguments(*ALGORITHMS.values()),
+        "run": set(RUN_KEYS),
+        "stop": set(STOPS),
+    }
+
+
+def test_every_key_in_the_reference_is_accepted():
+    """The other way round: what the page's tables promise, the command takes."""
+    page, found, table = text(DOCS / "experiments.md"), set(), ""
+    keys = page.split("| table | key |")[1].split("### Participation")[0]
+    for name, cell in re.findall(r"^\|\s*(?:`\[(\w+)\]`)?\s*\|\s*([^|]+?)\s*\|", keys, re.MULTILINE):
+        table = name or table
+        found |= {(table, key) for key in re.findall(r"`(\w+)`", cell)}
+    rules = page.split("### Stop rules")[1].split("\n## ")[0]
+    found |= {("stop", key) for key in re.findall(r"^\| `(\w+)` \|", rules, re.MULTILINE)}
+    found |= {("stop", key) for key in re.findall(r"`(\w+) = ", rules)}
+    assert {table for table, _ in found} == set(TABLES)
+    assert len(found) > 30
+    for table, key in found:
+        assert key in accepted()[table], f"[{table}] {key}"
+
+
+def test_every_key_in_the_docstring_is_accepted():
+    found, table = set(), ""
+    for line in (experiment_module.__doc__ or "").split("\n\n", 1)[1].splitlines():
+        table = line[1 : line.index("]")] if line.startswith("[") else table
+        plain = re.sub(r"\{[^}]*\}|\[\[.*\]\]|\"[^\"]*\"", "…", line)
+        found |= {(table, key) for key in re.findall(r"(\w+) = ", plain)}
+    assert {("stop", "rising"), ("stop", "target"), ("run", "participation"), ("data", "csv")} <= found
+    for table, key in found - {("", "name")}:
+        assert key in accepted()[table], f"[{table}] {key}"
+
+
+def test_every_scheme_in_the_reference_takes_its_keys():
+    section = text(DOCS / "experiments.md").split("### Participation schemes")[1].split("###")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*)\|", section, re.MULTILINE)
+    assert {name for name, _ in rows} == set(SCHEMES)
+    for name, keys in rows:
+        assert re.findall(r"`(\w+)`", keys) == list(inspect.signature(SCHEMES[name]).parameters), name
+
+
+def test_the_file_in_the_reference_is_an_experiment(adult_folder, tmp_path):
+    (file,) = re.findall(r"^```toml\n(.*?)^```$", text(DOCS / "experiments.md"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "mine.toml").write_text(file, encoding="utf-8")
+    experiment, name = experiment_module.build(experiment_module.read(tmp_path / "mine.toml", ["stop.rising=4"]))
+    assert name == "mine"
+    assert repr(experiment.stop) == "GradientNorm(tolerance=1e-06) | Rising(window=4)"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
