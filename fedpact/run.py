@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ import numpy as np
 from fedpact.core import checkpoint
 from fedpact.core.contract import check_needs
 from fedpact.core.driver import Finished, drive
+from fedpact.core.environment import cache_folder, environment
 from fedpact.core.errors import (
+    FedpactError,
     require,
     require_flags,
     require_positive_int,
     unknown,
 )
-from fedpact.core.files import make_folder, write_atomic
+from fedpact.core.files import make_folder, write_atomic, write_json
 from fedpact.core.history import History
 from fedpact.core.loop import Loop
 from fedpact.core.participation import as_participation
@@ -30,9 +32,9 @@ from fedpact.core.settings import Settings
 from fedpact.core.stop import Never, Outcome, Rule
 from fedpact.data import Federation
 from fedpact.engines import as_engine
-from fedpact.folder import RunFolder, environment, json_bytes
+from fedpact.folder import RunFolder, load
 from fedpact.metrics import held_out
-from fedpact.model import Model, as_host
+from fedpact.model import Model, as_host, problem_name
 from fedpact.problems import PROBLEMS
 from fedpact.report import Progress, curves, text_table, write_report
 
@@ -125,6 +127,11 @@ class Run:
     metrics: dict[str, Any] | None = None
     folder: Path | None = None
 
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Run:
+        """A finished run, from its folder."""
+        return cls(**load(Path(folder)))
+
     @property
     def outcome(self) -> str:
         """Why it ended, as a sentence."""
@@ -167,13 +174,15 @@ class Runs(list[Run]):
     def report(self, folder: str | os.PathLike[str], title: str = "fedpact comparison", **options: Any) -> Path:
         """Write report.html, its plots, and every run's history and configuration."""
         path = Path(folder)
+        for run in self:
+            problem_name(run.model.problem)  # refuse what cannot be saved before anything is written
         page = write_report(self, path, title=title, **options)
-        write_atomic(path / "environment.json", json_bytes(environment()))
+        write_json(path / "environment.json", environment())
         for index, run in enumerate(self):
             name = _numbered(index, run.config["algorithm"]["name"])
             make_folder(path / "runs" / name)
             write_atomic(path / "runs" / name / "history.csv", run.history.lines().encode())
-            write_atomic(path / "runs" / name / "config.json", json_bytes(run.config))
+            write_json(path / "runs" / name / "config.json", run.config)
             run.model.save(path / "runs" / name / "model.bin")
         return page
 
@@ -297,11 +306,15 @@ def execute(
     name: str | None = None,
     progress: bool | None = False,
     resuming: bool = False,
+    source: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Run an experiment, in a folder of its own where one is given; with `resuming`, go on from its checkpoint."""
+    """Run an experiment, in a folder of its own where one is given; with `resuming`, go on from its checkpoint.
+
+    `source` is the experiment file as it was read, for the folder to keep.
+    """
     loop = _loop(experiment)
     path = None if folder is None else Path(folder)
-    keeper = None if path is None else RunFolder(path, experiment, resuming)
+    keeper = None if path is None else RunFolder(path, experiment, resuming, source)
     begun = keeper.begun if keeper is not None else 0
     bar = Progress(experiment.rounds, name or experiment.algorithm.label, enabled=progress, start=begun)
 
@@ -322,6 +335,10 @@ def execute(
             resumed=keeper.resumed() if keeper is not None else None,
             after_block=after_block,
         )
+    except FedpactError:
+        if keeper is not None:
+            keeper.abandon()
+        raise
     finally:
         bar.close()
     result = _run(experiment, loop, end, name, path)
@@ -333,8 +350,7 @@ def execute(
 def use_compilation_cache() -> None:
     """Keep compiled programs on disk, unless the user has set JAX's own cache: a second run compiles nothing."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
-        folder = Path(os.environ.get("FEDPACT_CACHE") or Path.home() / ".cache" / "fedpact") / "xla"
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 

@@ -10,6 +10,7 @@ import urllib.request
 import uuid
 from pathlib import Path
 
+from fedpact.core.environment import cache_folder
 from fedpact.core.errors import DataError, DatasetMissing
 
 TIMEOUT = 20.0  # seconds without an answer
@@ -21,7 +22,7 @@ def locate(name: str, filename: str, checksum: str, url: str) -> Path:
     Looks in $FEDPACT_DATA/name/, then in the cache ($FEDPACT_CACHE or ~/.cache/fedpact)/name/, then at `url`.
     """
     own = os.environ.get("FEDPACT_DATA")
-    cached = _cache() / name / filename
+    cached = cache_folder() / name / filename
     why = []
     for title, path in (
         ("$FEDPACT_DATA", Path(own).expanduser() / name / filename if own else None),
@@ -39,11 +40,6 @@ def locate(name: str, filename: str, checksum: str, url: str) -> Path:
         why.append(f"{url} failed ({error or type(error).__name__})")
     text = f"{filename} of dataset {name!r} must be in one of three places, got none: {'; '.join(why)}."
     raise DatasetMissing(f"{text} Put the file at {cached}, or in $FEDPACT_DATA/{name}/.")
-
-
-def _cache() -> Path:
-    given = os.environ.get("FEDPACT_CACHE")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "fedpact"
 
 
 def _digest(path: Path, checksum: str) -> str:
