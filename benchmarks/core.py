@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.special import expit
-from threadpoolctl import threadpool_limits  # comes with scikit-learn, which fedpact needs
+from threadpoolctl import threadpool_limits
 
 import fedpact as fp
 from fedpact.algorithms.fedepm import elastic_net_center, paper_eta
