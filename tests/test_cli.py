@@ -24,6 +24,7 @@ from fedpact.data.partition import SPLITS
 from fedpact.experiment import SEE
 from fedpact.problems import PROBLEMS
 
+ROOT = Path(__file__).resolve().parents[1]
 (GROUP,) = [action for action in parser()._actions if getattr(action, "choices", None)]
 COMMANDS = GROUP.choices
 DEMO = ("FedEPM", "SFedAvg", "SFedProx", "FedAvg (1/r)", "FedAvg (batches of 8)", "FedProx")
@@ -285,6 +286,10 @@ def test_demo(command, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["page"]
     folders = sorted(path.name for path in (tmp_path / "page" / "runs").iterdir())
     assert folders == ["01-fedepm", "02-sfedavg", "03-sfedprox", "04-fedavg", "05-fedavg", "06-fedprox"]
+    said = "five algorithms in six runs"  # by the help, and by the README
+    assert (len({name[3:] for name in folders}), len(folders)) == (5, 6)
+    assert said in COMMANDS["demo"].description
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count(said) == 2
     for folder in folders:
         assert len(history_cells(tmp_path / "page" / "runs" / folder)) == 4
         fp.Model.load(tmp_path / "page" / "runs" / folder / "model.bin")

@@ -152,6 +152,60 @@ def test_every_public_name_has_a_docstring(name):
         assert not str(thing.__doc__).startswith(f"{name}(")  # what a dataclass makes up for itself
 
 
+def test_the_examples_in_python_run_as_printed(tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"^```python\n(.*?)^```$", text(DOCS / "python.md"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 4
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")  # drawing takes longer than the rest
+    names: dict[str, Any] = {"__name__": "docs_python"}
+    try:
+        for block in blocks:
+            exec(compile(block, "docs/python.md", "exec", dont_inherit=True), names)
+    finally:
+        PROBLEMS.pop("huber", None)
+    assert names["given"].names == ("north", "south", "west")
+    assert [run.folder.name for run in names["runs"]] == ["01-fedepm", "02-fedavg"]
+    assert names["tuned"].rounds == 3 * 3 + 9
+    assert names["fitted"].summary["gradient"] < 1e-4
+    assert "Huber(delta=0.5)" in capsys.readouterr().out
+
+
+def test_every_option_of_the_local_engine_is_explained():
+    page = text(DOCS / "python.md")
+    for field in dataclasses.fields(fp.LocalEngine):
+        assert re.search(rf"^\| `{field.name}` \|", page, re.MULTILINE), field.name
+
+
+def test_the_names_of_python_only_parts_are_documented():
+    page = text(DOCS / "python.md")
+    errors = [
+        name
+        for name in fp.__all__
+        if isinstance(getattr(fp, name), type) and "Error" in repr(getattr(fp, name).__mro__)
+    ]
+    for name in ("from_arrays", "Federation.from_arrays", "LocalEngine", "DebugEngine", "Experiment", "tune", *errors):
+        assert name in page, name
+
+
+def test_the_function_of_tuning_does_not_hide_its_module():
+    import fedpact.tune as module
+
+    assert inspect.ismodule(module)
+    assert "tune" not in fp.__all__
+
+
+def test_the_layout_names_every_module():
+    layout = text(DOCS / "design.md").split("## Layout and import rules")[1].split("```")[1]
+    package = Path(fp.__file__).parent
+    there = {path.stem for path in package.glob("[a-z]*.py")}
+    there |= {path.parent.name for path in package.glob("*/__init__.py")}
+    *layers, last = layout.strip().splitlines()
+    assert {line.split()[0] for line in layers} | set(re.findall(r"\w+", last.removesuffix("everything"))) == there
+    files = {path.stem for path in (package / "core").glob("*.py")}
+    (core,) = re.findall(r"^core +(.+?) {2,}", layout, re.MULTILINE)
+    assert set(re.findall(r"\w+", core)) <= files
+
+
 @pytest.mark.parametrize("key", [*RUN_KEYS, *STOPS, *SCHEMES, *SPLITS, *fp.data.names(), *(f"[{t}]" for t in TABLES)])
 def test_every_key_is_in_the_reference(key):
     assert f"`{key}`" in text(DOCS / "experiments.md")
