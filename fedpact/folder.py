@@ -7,6 +7,7 @@ checkpoint-*.bin  the last two                                    model.bin, rep
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,11 +63,13 @@ class RunFolder:
 
     def _begin(self, experiment: Any, resuming: bool, source: Mapping[str, Any] | None) -> None:
         folder = self.folder
-        for torn in folder.glob(".*.tmp"):  # of a life that was killed while writing
-            torn.unlink(missing_ok=True)
+        with writing(folder):
+            for torn in folder.glob(".*.tmp"):  # of a life that was killed while writing
+                torn.unlink(missing_ok=True)
         found = checkpoint.load(folder, self.settings) if resuming else None
         if found is None:
-            (folder / "history.csv").unlink(missing_ok=True)
+            with writing(folder):
+                (folder / "history.csv").unlink(missing_ok=True)
         elif found.round > experiment.rounds:
             raise InvalidArgument(
                 f"rounds must be at least {found.round}, which are done, got {experiment.rounds}. "
@@ -105,10 +108,11 @@ class RunFolder:
         """After a failure: leave nothing of a run that never began. What was there before, or has rounds, stays."""
         if not self._new or (self.folder / "history.csv").exists():
             return
-        for path in self.folder.iterdir():
-            path.unlink()
-        if self._absent:
-            self.folder.rmdir()
+        with contextlib.suppress(OSError):  # the failure that brought us here is the one to tell
+            for path in self.folder.iterdir():
+                path.unlink()
+            if self._absent:
+                self.folder.rmdir()
 
     def after_block(self, carry: Any, history: History, elapsed: float) -> None:
         """Append the new rows; save a checkpoint when the last one is old enough."""

@@ -31,10 +31,10 @@ def race(runs: Sequence[Run], column: str, target: float | None, above: bool) ->
     """What each run needed to reach the target; without one, the best value that all of them reach."""
     digests = {run.config["data"]["digest"] for run in runs}
     if len(digests) > 1:
+        each = [f"{run.name}: {run.config['data']['dataset']}, {run.config['data']['split']}" for run in runs]
         raise InvalidArgument(
             f"runs must be of the same data and split to be compared, got {len(digests)} different ones: "
-            + "; ".join(f"{run.name}: {run.config['data']['dataset']}, {run.config['data']['split']}" for run in runs)
-            + ". Give them the same [data] and [split]."
+            f"{'; '.join(each)}. Give them the same [data] and [split]."
         )
     sign = -1.0 if above else 1.0
     values = [sign * run.history.column(column) for run in runs]

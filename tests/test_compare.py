@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers_experiment import experiment, history_cells, write_csv, write_toml
+from helpers_refused import refused
 
 import fedpact
 from fedpact.core.errors import CheckpointError, DataError, InvalidArgument, UnknownName
@@ -189,3 +190,30 @@ def test_the_notices_of_a_run_are_in_the_report_that_compares_its_folder(command
     assert "no guarantee" in (tmp_path / "noisy" / "report.html").read_text(encoding="utf-8")
     assert command("compare", "noisy", "--out", "page").code == 0
     assert "no guarantee" in (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
+
+
+# What cannot be compared
+
+
+def test_a_comparison_that_cannot_be(command, finished, finished_once, tmp_path):
+    refused(
+        command("compare", finished, finished, "--column", "objectiv"),
+        "column must be one of ",
+        "Did you mean 'objective'?",
+    )
+    refused(command("compare", finished, "nowhere.toml"), "experiment must be a TOML file, got 'nowhere.toml'")
+    (tmp_path / "empty").mkdir()
+    refused(
+        command("compare", finished, "empty"), "folder must be of a finished run, got 'empty' without result.json, "
+    )
+    config = json.loads((finished / "config.json").read_text())
+    config["data"] |= {"digest": "0" * 64, "split": "another"}
+    (finished / "config.json").write_text(json.dumps(config))
+    refused(command("compare", finished_once, finished), "runs must be of the same data and split", "people, another")
+
+
+@pytest.mark.parametrize("name", ["result.json", "config.json", "history.csv", "model.bin"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]"], ids=["empty", "half", "another kind"])
+def test_comparing_a_damaged_folder(command, finished, name, content):
+    (finished / name).write_bytes(content)
+    refused(command("compare", finished), name)

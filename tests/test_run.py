@@ -1,14 +1,16 @@
-"""Running from Python: what an experiment refuses when it is made, and where several runs keep their folders."""
+"""Running from Python: what an experiment refuses when it is made, and the folders that runs keep."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 import fedpact as fp
-from fedpact.core.errors import InvalidArgument, UnknownName
+from fedpact.core.errors import ClientError, InvalidArgument, OutputError, UnknownName
+from fedpact.problems import PROBLEMS
 from fedpact.run import Experiment
 
 PROBLEM = fp.LeastSquares()
@@ -118,3 +120,53 @@ def test_every_run_of_a_comparison_has_a_folder_of_its_own(federation, tmp_path,
     straight = fp.compare(settings, PROBLEM, federation, rounds=4)
     for one, other in zip(longer, straight, strict=True):
         np.testing.assert_array_equal(one.history.column("objective"), other.history.column("objective"))
+
+
+def test_a_run_that_never_begins_leaves_nothing(federation, tmp_path, monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise ClientError("round 0, client 1, join: something failed.")
+
+    monkeypatch.setattr(sys.modules["fedpact.run"], "drive", fail)  # fedpact.run is the function
+    (tmp_path / "empty").mkdir()
+    for name, left in (("new", False), ("empty", True)):
+        with pytest.raises(ClientError):
+            fp.run(fp.FedAvg(), PROBLEM, federation, folder=tmp_path / name)
+        assert (tmp_path / name).exists() == left
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_a_folder_of_something_else_is_left_alone(federation, tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="output folder must be new or empty"):
+        fp.run(fp.FedAvg(), PROBLEM, federation, folder=tmp_path)
+    monkeypatch.setattr("fedpact.folder.environment", lambda: (_ for _ in ()).throw(OutputError("full.")))
+    with pytest.raises(OutputError, match="full"):
+        fp.run(fp.FedAvg(), PROBLEM, federation, folder=tmp_path, resume=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+# A problem without a name
+
+
+def test_a_problem_that_cannot_be_saved_is_refused_before_the_first_round(federation, tmp_path):
+    said = r"^problem must be one of least_squares, logistic to be saved, got Bare\. Give it a name first: .+ = Bare$"
+    with pytest.raises(InvalidArgument, match=said):
+        fp.run(fp.FedAvg(step=0.1), Bare(), federation, rounds=1, folder=tmp_path / "run")
+    runs = fp.compare([fp.FedAvg(step=0.1)], Bare(), federation, rounds=1)
+    with pytest.raises(InvalidArgument, match=said):
+        runs.report(tmp_path / "report")
+    with pytest.raises(InvalidArgument, match=said):
+        runs[0].model.save(tmp_path / "model.bin")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_problem_with_a_name_is_saved_and_loaded(federation, tmp_path, monkeypatch):
+    monkeypatch.setitem(PROBLEMS, "bare", Bare)
+    run = fp.run(fp.FedAvg(step=0.1), Bare(), federation, rounds=1)
+    path = run.model.save(tmp_path / "model.bin")
+    assert fp.Model.load(path).problem == Bare()
+    monkeypatch.delitem(PROBLEMS, "bare")
+    with pytest.raises(
+        UnknownName, match=r"^problem of .+model\.bin must be one of least_squares, logistic, got 'bare'"
+    ):
+        fp.Model.load(path)
