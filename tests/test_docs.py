@@ -165,7 +165,7 @@ def test_the_examples_in_python_run_as_printed(tmp_path, monkeypatch, capsys):
         PROBLEMS.pop("huber", None)
     assert names["given"].names == ("north", "south", "west")
     assert [run.folder.name for run in names["runs"]] == ["01-fedepm", "02-fedavg"]
-    assert names["tuned"].rounds == 3 * 3 + 9
+    assert names["tuned"].rounds == 2 * 3 + 9
     assert names["fitted"].summary["gradient"] < 1e-4
     assert "Huber(delta=0.5)" in capsys.readouterr().out
 

@@ -102,6 +102,7 @@ def paper(options: argparse.Namespace) -> int:
 
 def verify(options: argparse.Namespace) -> int:
     """`fedpact verify golden FILE`."""
+    from fedpact.report import format_value
     from fedpact.verify import TOLERANCE, golden
 
     found = golden(options.file)
@@ -111,7 +112,7 @@ def verify(options: argparse.Namespace) -> int:
         verdict = "agrees" if found.passed else "DIFFERS"
         print(
             f"{found.file}: {found.algorithm}, {found.clients} clients, {found.rounds} rounds: objective {verdict}, "
-            f"largest difference {found.difference:.3g} in round {found.worst_round} (allowed {TOLERANCE:g})"
+            f"largest difference {found.difference:.3g} in round {found.worst_round} (allowed {format_value(TOLERANCE)})"
         )
     return 0 if found.passed else 1
 
