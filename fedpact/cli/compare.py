@@ -109,10 +109,10 @@ def verify(options: argparse.Namespace) -> int:
     if options.json:
         print(json_text({**found._asdict(), "tolerance": TOLERANCE, "passed": found.passed}), end="")
     else:
-        verdict = "agrees" if found.passed else "DIFFERS"
+        verdict, allowed = "agrees" if found.passed else "DIFFERS", format_value(TOLERANCE)
         print(
             f"{found.file}: {found.algorithm}, {found.clients} clients, {found.rounds} rounds: objective {verdict}, "
-            f"largest difference {found.difference:.3g} in round {found.worst_round} (allowed {format_value(TOLERANCE)})"
+            f"largest difference {found.difference:.3g} in round {found.worst_round} (allowed {allowed})"
         )
     return 0 if found.passed else 1
 
