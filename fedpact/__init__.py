@@ -16,17 +16,34 @@ from fedpact.algorithms import (  # noqa: E402
     SFedProx,
 )
 from fedpact.core import stop  # noqa: E402
-from fedpact.core.errors import FedpactError  # noqa: E402
+from fedpact.core.errors import (  # noqa: E402
+    CheckpointError,
+    ClientError,
+    DataError,
+    DatasetMissing,
+    FedpactError,
+    InvalidArgument,
+    OutputError,
+    UnknownName,
+)
 from fedpact.core.participation import Covering, Everyone, Fraction, Poisson, Schedule  # noqa: E402
+from fedpact.engines import DebugEngine, LocalEngine  # noqa: E402
 from fedpact.model import Model  # noqa: E402
 from fedpact.problems import LeastSquares, Logistic, NonconvexLogistic, optimum  # noqa: E402
-from fedpact.run import Run, Runs, compare, run, trials  # noqa: E402
+from fedpact.run import Experiment, Run, Runs, compare, run, trials  # noqa: E402
 
 __version__ = "0.1.0"
 
+# `tune` is not here: the function would hide the module. It is fedpact.tune.tune.
 __all__ = [
+    "CheckpointError",
+    "ClientError",
     "Covering",
+    "DataError",
+    "DatasetMissing",
+    "DebugEngine",
     "Everyone",
+    "Experiment",
     "FedAvg",
     "FedAvgStale",
     "FedEPM",
@@ -35,16 +52,20 @@ __all__ = [
     "FedpactError",
     "Fraction",
     "InexactADMM",
+    "InvalidArgument",
     "LeastSquares",
+    "LocalEngine",
     "Logistic",
     "Model",
     "NonconvexLogistic",
+    "OutputError",
     "Poisson",
     "Run",
     "Runs",
     "SFedAvg",
     "SFedProx",
     "Schedule",
+    "UnknownName",
     "compare",
     "data",
     "optimum",

@@ -25,8 +25,9 @@ from fedpact import data
 from fedpact.algorithms import algorithm as algorithm_named
 from fedpact.core.errors import DataError, InvalidArgument, require, unknown
 from fedpact.core.participation import Covering, Everyone, Fraction, Poisson, Schedule
-from fedpact.core.stop import GradientNorm, Rule, Seconds, Target, Variance, any_of
-from fedpact.problems import PROBLEMS
+from fedpact.core.settings import Settings
+from fedpact.core.stop import GradientNorm, Rising, Rule, Seconds, Target, Variance, any_of
+from fedpact.problems import PROBLEMS, Logistic
 from fedpact.run import Experiment
 
 TABLES = ("data", "split", "problem", "algorithm", "run", "stop")
@@ -42,8 +43,12 @@ STOPS: dict[str, Callable[[Any], Rule]] = {
     "gradient": GradientNorm,
     "variance": Variance,
     "seconds": Seconds,
+    "rising": Rising,
     "target": lambda values: _called("[stop] target", Target, values),
 }
+
+
+SEE = "Files to start from are in examples/; docs/experiments.md has every key."
 
 
 def read(path: str | Path, changes: Iterable[str] = ()) -> dict[str, Any]:
@@ -52,34 +57,42 @@ def read(path: str | Path, changes: Iterable[str] = ()) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"experiment must be a TOML file, got {str(path)!r}, which does not exist.") from None
+        text = f"experiment must be a TOML file, got {str(path)!r}, which does not exist. {SEE}"
+        raise DataError(text) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"experiment must be a TOML file, got {str(path)!r}: {error}.") from None
+        raise DataError(f"experiment must be a TOML file, got {str(path)!r}: {error}. {SEE}") from None
     except tomllib.TOMLDecodeError as error:
-        raise DataError(f"experiment must be valid TOML, got {str(path)!r}: {error}.") from None
+        raise DataError(f"experiment must be valid TOML, got {str(path)!r}: {error}. Correct it there.") from None
     for change in changes:
         _apply(values, change)
-    if (
-        isinstance(values.get("data"), dict) and "csv" in values["data"]
-    ):  # relative to the file, so that it can be run from anywhere
-        values["data"]["csv"] = str((path.parent / str(values["data"]["csv"])).resolve())
+    source = values.get("data")
+    if isinstance(source, dict) and "csv" in source:  # relative to the file, so that it can be run from anywhere
+        source["csv"] = str((path.parent / str(source["csv"])).resolve())
     return values
+
+
+def toml_value(text: str) -> Any:
+    """What a TOML file means by this text; a bare word is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
 
 
 def _apply(values: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise InvalidArgument(f"--set must be key=value such as run.rounds=50, got {change!r}.")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string
+        raise InvalidArgument(
+            f"--set must be key=value such as run.rounds=50, got {change!r}. Name the table, a dot and the key."
+        )
     for part in parts[:-1]:
         values = values.setdefault(part, {})
         if not isinstance(values, dict):
-            raise InvalidArgument(f"--set must name a key inside a table, got {change!r}.")
-    values[parts[-1]] = value
+            raise InvalidArgument(
+                f"--set must name a key inside a table, got {change!r}. Tables are {', '.join(TABLES)}."
+            )
+    values[parts[-1]] = toml_value(text)
 
 
 def build(values: Mapping[str, Any]) -> tuple[Experiment, str | None]:
@@ -88,13 +101,14 @@ def build(values: Mapping[str, Any]) -> tuple[Experiment, str | None]:
         if key not in (*TABLES, "name"):
             raise unknown("key of the experiment", key, (*TABLES, "name"))
         if key in TABLES and not isinstance(value, Mapping):
-            raise InvalidArgument(f"[{key}] must be a table, got {value!r}.")
+            raise InvalidArgument(f"[{key}] must be a table, got {value!r}. Write [{key}] and its keys below it.")
     name = values.get("name")
-    require(name is None or (isinstance(name, str) and name), "name", "a word", name)
+    hint = "It is what tables call the run; leave it out for the algorithm's."
+    require(name is None or (isinstance(name, str) and name), "name", "a word", name, hint=hint)
     tables = {key: dict(values.get(key, {})) for key in TABLES}
     for required in ("data", "algorithm"):
         if not tables[required]:
-            raise InvalidArgument(f"experiment must have a table [{required}], got none. See: fedpact run --help")
+            raise InvalidArgument(f"experiment must have a table [{required}], got none. {SEE}")
     settings = _algorithm(tables["algorithm"])
     problem = _problem(tables["problem"])
     run = _run(tables["run"])
@@ -106,14 +120,14 @@ def build(values: Mapping[str, Any]) -> tuple[Experiment, str | None]:
 def _called(where: str, build: Callable[..., Any], values: Any) -> Any:
     """Call a class with a table's keys; an unknown or a missing key is named."""
     if not isinstance(values, Mapping):
-        raise InvalidArgument(f"{where} must be a table, got {values!r}.")
+        raise InvalidArgument(f"{where} must be a table, got {values!r}. Write it as {{ key = value }}.")
     known = inspect.signature(build).parameters
     for key in values:
         if key not in known:
             raise unknown(f"key of {where}", key, known)
     for name, parameter in known.items():
         if parameter.default is parameter.empty and name not in values:
-            raise InvalidArgument(f"{where} must have {name!r}, got only {', '.join(values) or 'nothing'}.")
+            raise InvalidArgument(f"{where} must have {name!r}, got only {', '.join(values) or 'nothing'}. Add it.")
     return build(**values)
 
 
@@ -123,7 +137,7 @@ def _federation(source: dict[str, Any], split: dict[str, Any]) -> Any:
     else:
         name = source.pop("name", None)
         if not isinstance(name, str):
-            raise InvalidArgument("[data] must have 'name' (see fedpact list) or 'csv' and 'target', got neither.")
+            raise InvalidArgument("[data] must have 'name' or 'csv' and 'target', got neither. See: fedpact list")
         dataset = data.load(name, **source)
     return dataset.split(**split)
 
@@ -180,3 +194,9 @@ def settings_table(cls: type) -> list[dict[str, Any]]:
     return [
         {"setting": f.name, "default": f.default, "meaning": comments.get(f.name, "")} for f in dataclasses.fields(cls)
     ]
+
+
+def needs(cls: type[Settings]) -> dict[str, list[str]]:
+    """What each preset of an algorithm needs of the problem beyond a gradient."""
+    made = {name: cls.preset(name) for name in cls.presets} or {"defaults": cls()}
+    return {name: sorted(settings.build(Logistic(), 2, 1.0).needs) for name, settings in made.items()}

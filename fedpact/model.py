@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from fedpact.core.errors import CheckpointError, DataError, require
+from fedpact.core.errors import CheckpointError, DataError, InvalidArgument, require, unknown
 from fedpact.core.files import make_folder, write_atomic
 from fedpact.core.sealed import seal, unseal
 from fedpact.core.vector import Vector
@@ -46,9 +46,8 @@ class Model:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the model as one file, whole or not at all."""
         path = Path(path)
-        name = next(key for key, cls in PROBLEMS.items() if isinstance(self.problem, cls))
         header = {
-            "problem": {"name": name, **dataclasses.asdict(self.problem)},
+            "problem": {"name": problem_name(self.problem), **dataclasses.asdict(self.problem)},
             "schema": None if self.schema is None else self.schema.to_dict(),
         }
         arrays = {key: np.asarray(a) for key, a in self.w.tree.items()}
@@ -69,9 +68,24 @@ class Model:
             )
         header, arrays = found
         settings = dict(header["problem"])
-        problem = PROBLEMS[settings.pop("name")](**settings)
+        name = settings.pop("name")
+        if name not in PROBLEMS:
+            raise unknown(f"problem of {path}", name, PROBLEMS)
+        problem = PROBLEMS[name](**settings)
         w = Vector(dict(arrays))
         return cls(problem, w, None if header["schema"] is None else Schema.from_dict(header["schema"]))
+
+
+def problem_name(problem: Any) -> str:
+    """The name under which a problem is saved: that of its class in `fedpact.problems.PROBLEMS`."""
+    for name, cls in PROBLEMS.items():
+        if isinstance(problem, cls):
+            return name
+    kind = type(problem).__name__
+    raise InvalidArgument(
+        f"problem must be one of {', '.join(PROBLEMS)} to be saved, got {kind}. "
+        f"Give it a name first: fedpact.problems.PROBLEMS['{kind.lower()}'] = {kind}"
+    )
 
 
 def as_host(w: Vector) -> Vector:

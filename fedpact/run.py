@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,25 @@ import numpy as np
 from fedpact.core import checkpoint
 from fedpact.core.contract import check_needs
 from fedpact.core.driver import Finished, drive
+from fedpact.core.environment import cache_folder, environment
 from fedpact.core.errors import (
+    FedpactError,
     require,
     require_flags,
     require_positive_int,
     unknown,
 )
-from fedpact.core.files import make_folder, write_atomic
+from fedpact.core.files import make_folder, write_atomic, write_json
 from fedpact.core.history import History
 from fedpact.core.loop import Loop
-from fedpact.core.participation import Schedule, as_participation
+from fedpact.core.participation import as_participation
 from fedpact.core.settings import Settings
-from fedpact.core.stop import Outcome, Rule, Target
+from fedpact.core.stop import Never, Outcome, Rule
+from fedpact.data import Federation
 from fedpact.engines import as_engine
-from fedpact.folder import RunFolder, environment, json_bytes
+from fedpact.folder import RunFolder, load
 from fedpact.metrics import held_out
-from fedpact.model import Model, as_host
+from fedpact.model import Model, as_host, problem_name
 from fedpact.problems import PROBLEMS
 from fedpact.report import Progress, curves, text_table, write_report
 
@@ -57,6 +59,11 @@ class Experiment:
 
     def __post_init__(self) -> None:
         require(isinstance(self.algorithm, Settings), "algorithm", "settings such as fedpact.FedEPM()", self.algorithm)
+        made = dataclasses.is_dataclass(self.problem) and not isinstance(self.problem, type)
+        ok, hint = made and hasattr(self.problem, "gradient"), "One of your own is a frozen dataclass: docs/python.md."
+        require(ok, "problem", "a problem such as fedpact.Logistic()", self.problem, hint=hint)
+        given, hint = type(self.federation).__name__, "Deal a dataset's rows to clients with dataset.split(clients=10)."
+        require(isinstance(self.federation, Federation), "federation", "a Federation", given, hint=hint)
         require_positive_int("rounds", self.rounds)
         require_positive_int("evaluate_every", self.evaluate_every)
         ok = isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**31
@@ -67,14 +74,11 @@ class Experiment:
             raise unknown("precision", self.precision, PRECISIONS)
         object.__setattr__(self, "participation", as_participation(self.participation))
         object.__setattr__(self, "engine", as_engine(self.engine))
-        if isinstance(self.participation, Schedule):
-            longest = len(self.participation.rounds)
-            require(self.rounds <= longest, "rounds", f"at most {longest}, the schedule's length", self.rounds)
+        self.participation.check(self.seed, self.rounds, self.federation.clients)
         self.problem.check(self.federation)
-        for t in range(self.rounds if isinstance(self.participation, Schedule) else 1):
-            self.participation.select(self.seed, t, self.federation.clients)
+        loop = _loop(self)
         if self.stop is not None:
-            _loop(self).check_stop(_start(self), self.federation.features, PRECISIONS[self.precision])
+            loop.check_stop(_start(self), self.federation.features, PRECISIONS[self.precision])
 
     def config(self) -> dict[str, Any]:
         """The experiment as plain data: what the run folder, the report and the checkpoint's digest hold."""
@@ -91,7 +95,7 @@ class Experiment:
                 "digest": self.federation.digest,
             },
             "run": {
-                "participation": _described(self.participation),
+                "participation": self.participation.describe(),
                 "rounds": self.rounds,
                 "stop": repr(self.stop) if self.stop else None,
                 "seed": self.seed,
@@ -109,12 +113,6 @@ class Experiment:
         return checkpoint.digest(config | {"engine": dataclasses.asdict(self.engine)})
 
 
-def _described(participation: Any) -> str:
-    if isinstance(participation, Schedule):
-        return f"Schedule({checkpoint.digest({'rounds': [list(map(int, r)) for r in participation.rounds]})[:12]})"
-    return repr(participation)
-
-
 @dataclass(frozen=True)
 class Run:
     """A finished run: its history, the model, why it ended, and what the reader must know."""
@@ -128,6 +126,11 @@ class Run:
     notices: list[str] = field(default_factory=list)
     metrics: dict[str, Any] | None = None
     folder: Path | None = None
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Run:
+        """A finished run, from its folder."""
+        return cls(**load(Path(folder)))
 
     @property
     def outcome(self) -> str:
@@ -171,15 +174,22 @@ class Runs(list[Run]):
     def report(self, folder: str | os.PathLike[str], title: str = "fedpact comparison", **options: Any) -> Path:
         """Write report.html, its plots, and every run's history and configuration."""
         path = Path(folder)
+        for run in self:
+            problem_name(run.model.problem)  # refuse what cannot be saved before anything is written
         page = write_report(self, path, title=title, **options)
-        write_atomic(path / "environment.json", json_bytes(environment()))
+        write_json(path / "environment.json", environment())
         for index, run in enumerate(self):
-            name = f"{index + 1:02d}-{run.config['algorithm']['name']}"
+            name = _numbered(index, run.config["algorithm"]["name"])
             make_folder(path / "runs" / name)
             write_atomic(path / "runs" / name / "history.csv", run.history.lines().encode())
-            write_atomic(path / "runs" / name / "config.json", json_bytes(run.config))
+            write_json(path / "runs" / name / "config.json", run.config)
             run.model.save(path / "runs" / name / "model.bin")
         return page
+
+
+def _numbered(index: int, algorithm: str) -> str:
+    """The folder of one run among several."""
+    return f"{index + 1:02d}-{algorithm}"
 
 
 def run(
@@ -209,16 +219,23 @@ def compare(
     federation: Any,
     *,
     names: Sequence[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
     progress: bool | None = False,
     **options: Any,
 ) -> Runs:
-    """Run several algorithms on the same data with the same seed, hence the same cohorts."""
+    """Run several algorithms on the same data with the same seed, hence the same cohorts.
+
+    With a `folder` each run has a folder of its own in it: 01-fedepm, 02-sfedavg, ….
+    """
+    made = all(isinstance(settings, Settings) for settings in algorithms)
+    require(made, "algorithms", "settings such as fedpact.FedEPM()", list(algorithms))
     labels = list(names) if names else [settings.label for settings in algorithms]
     require(len(labels) == len(algorithms), "names", f"{len(algorithms)} names, one per algorithm", labels)
-    return Runs(
-        run(settings, problem, federation, name=label, progress=progress, **options)
-        for settings, label in zip(algorithms, labels, strict=True)
-    )
+    runs = Runs()
+    for i, (settings, label) in enumerate(zip(algorithms, labels, strict=True)):
+        own = None if folder is None else Path(folder) / _numbered(i, settings.name)
+        runs.append(run(settings, problem, federation, folder=own, name=label, progress=progress, **options))
+    return runs
 
 
 def trials(
@@ -238,6 +255,7 @@ def trials(
     """
     splits = list(federations) if isinstance(federations, (list, tuple)) else [federations] * len(seeds)
     require(len(splits) == len(seeds), "federations", f"one, or one per seed ({len(seeds)})", len(splits))
+    require_positive_int("at_once", at_once, hint="It is how many trials share the memory.")
     require(not options.get("timing"), "timing", "False for vectorised trials", True, hint="Run them one by one.")
     out = Runs()
     for first in range(0, len(seeds), at_once):
@@ -268,8 +286,7 @@ def _loop(experiment: Experiment) -> Loop:
     clients = e.federation.clients
     algorithm = e.algorithm.build(e.problem, clients, e.participation.rate(clients))
     check_needs(algorithm, e.problem)
-    never = Target("objective", -sys.float_info.max)
-    return Loop(algorithm, e.problem.gradient, e.engine, e.stop or never, e.evaluate_every, e.timing)
+    return Loop(algorithm, e.problem.gradient, e.engine, e.stop or Never(), e.evaluate_every, e.timing)
 
 
 def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Path | None) -> Run:
@@ -301,11 +318,15 @@ def execute(
     name: str | None = None,
     progress: bool | None = False,
     resuming: bool = False,
+    source: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Run an experiment, in a folder of its own where one is given; with `resuming`, go on from its checkpoint."""
+    """Run an experiment, in a folder of its own where one is given; with `resuming`, go on from its checkpoint.
+
+    `source` is the experiment file as it was read, for the folder to keep.
+    """
     loop = _loop(experiment)
     path = None if folder is None else Path(folder)
-    keeper = None if path is None else RunFolder(path, experiment, resuming)
+    keeper = None if path is None else RunFolder(path, experiment, resuming, source)
     begun = keeper.begun if keeper is not None else 0
     bar = Progress(experiment.rounds, name or experiment.algorithm.label, enabled=progress, start=begun)
 
@@ -327,6 +348,10 @@ def execute(
             resumed=keeper.resumed() if keeper is not None else None,
             after_block=after_block,
         )
+    except FedpactError:
+        if keeper is not None:
+            keeper.abandon()
+        raise
     finally:
         bar.close()
     result = _run(experiment, loop, end, name, path)
@@ -338,8 +363,7 @@ def execute(
 def use_compilation_cache() -> None:
     """Keep compiled programs on disk, unless the user has set JAX's own cache: a second run compiles nothing."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
-        folder = Path(os.environ.get("FEDPACT_CACHE") or Path.home() / ".cache" / "fedpact") / "xla"
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 

@@ -26,7 +26,7 @@ from fedpact.core.driver import drive
 from fedpact.core.errors import DataError
 from fedpact.core.loop import Loop
 from fedpact.core.participation import Everyone, Schedule
-from fedpact.core.stop import Target
+from fedpact.core.stop import Never
 from fedpact.core.vector import Vector
 from fedpact.engines import LocalEngine
 from fedpact.problems import LeastSquares, Logistic
@@ -98,7 +98,7 @@ def _fedepm(path: Path, fields: dict[str, Any]) -> Verified:
     problem = Logistic()
     settings = FedEPM(k0=_whole(fields["k0"], path))
     recorded_run = replay(settings.build(problem, clients, participation.rate(clients)), z0, noise)
-    loop = Loop(recorded_run, problem.gradient, LocalEngine(), Target("objective", -1e300), 1, False)
+    loop = Loop(recorded_run, problem.gradient, LocalEngine(), Never(), 1, False)
     return _compared(path, "fedepm", loop, federation, participation, problem, recorded)
 
 
@@ -120,7 +120,7 @@ def _inexact_admm(path: Path, fields: dict[str, Any]) -> Verified:
     problem: Any = LeastSquares() if linear else RecordedLogistic()
     settings = InexactADMM(k0=_whole(fields["k0"], path), sigma=0.5 if linear else 0.2, audit=False)
     algorithm = settings.build(problem, len(sizes), 1.0)
-    loop = Loop(algorithm, problem.gradient, LocalEngine(), Target("objective", -1e300), 1, False)
+    loop = Loop(algorithm, problem.gradient, LocalEngine(), Never(), 1, False)
     return _compared(path, "inexact_admm", loop, federation, participation, problem, recorded)
 
 

@@ -21,8 +21,10 @@ from fedpact import data
 from fedpact.algorithms import ALGORITHMS
 from fedpact.cli import parser
 from fedpact.data.partition import SPLITS
+from fedpact.experiment import SEE
 from fedpact.problems import PROBLEMS
 
+ROOT = Path(__file__).resolve().parents[1]
 (GROUP,) = [action for action in parser()._actions if getattr(action, "choices", None)]
 COMMANDS = GROUP.choices
 DEMO = ("FedEPM", "SFedAvg", "SFedProx", "FedAvg (1/r)", "FedAvg (batches of 8)", "FedProx")
@@ -98,7 +100,11 @@ def test_show_is_complete(command, name):
     for row, field in zip(shown["settings"], dataclasses.fields(cls), strict=True):
         assert row["default"] == field.default
     assert shown["presets"] == {preset: dict(values) for preset, values in cls.presets.items()}
+    built = {preset: cls.preset(preset).build(fp.Logistic(), 3, 0.5) for preset in cls.presets}
+    assert shown["needs"] == {preset: sorted(algorithm.needs) for preset, algorithm in built.items()}
     words = command("show", name).out
+    for preset, needs in shown["needs"].items():
+        assert re.search(rf"^  {preset}\s+{', '.join(needs) or 'a gradient alone'}$", words, re.MULTILINE)
     assert shown["box"].splitlines()[0] in words
     for part in (*(row["setting"] for row in shown["settings"]), *shown["presets"], "Differs from the paper"):
         assert part in words
@@ -164,10 +170,9 @@ def test_a_run_leaves_all_its_files(ran):
 def test_what_it_prints_is_what_is_in_the_folder(ran):
     folder, printed = ran
     result = json.loads((folder / "result.json").read_text())
-    for key in ("name", "outcome", "summary", "metrics"):
-        assert printed[key] == result[key]
+    assert printed == result | {"folder": "run", "report": "run/report.html"}
+    assert result["outcome_kind"] == "ROUNDS"
     assert printed["outcome"] == "all rounds were run"
-    assert (printed["folder"], printed["report"]) == ("run", "run/report.html")
     rows = history_cells(folder)
     assert [int(row["round"]) for row in rows] == list(range(7))
     assert [int(row["participants"]) for row in rows] == [0] + [3] * 6  # ⌈5/2⌉
@@ -281,6 +286,10 @@ def test_demo(command, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["page"]
     folders = sorted(path.name for path in (tmp_path / "page" / "runs").iterdir())
     assert folders == ["01-fedepm", "02-sfedavg", "03-sfedprox", "04-fedavg", "05-fedavg", "06-fedprox"]
+    said = "five algorithms in six runs"  # by the help, and by the README
+    assert (len({name[3:] for name in folders}), len(folders)) == (5, 6)
+    assert said in COMMANDS["demo"].description
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count(said) == 2
     for folder in folders:
         assert len(history_cells(tmp_path / "page" / "runs" / folder)) == 4
         fp.Model.load(tmp_path / "page" / "runs" / folder / "model.bin")
@@ -289,11 +298,18 @@ def test_demo(command, tmp_path):
 # The installed script
 
 
+@pytest.mark.parametrize("module", ["fedpact", "fedpact.cli"])
+def test_the_module_is_the_command(module):
+    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: fedpact ")
+
+
 def test_the_installed_command_refuses_in_one_sentence(script, tmp_path):
     done = subprocess.run([script, "run", "nowhere.toml"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr == "fedpact: experiment must be a TOML file, got 'nowhere.toml', which does not exist.\n"
+    assert done.stderr == f"fedpact: experiment must be a TOML file, got 'nowhere.toml', which does not exist. {SEE}\n"
 
 
 def test_a_closed_pipe_is_silent(script):

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers_experiment import experiment, history_cells, write_csv, write_toml
+from helpers_refused import refused
 
 import fedpact
-from fedpact.core.errors import DataError, InvalidArgument, UnknownName
+from fedpact.core.errors import CheckpointError, DataError, InvalidArgument, UnknownName
 from fedpact.core.history import History
 from fedpact.core.stop import Outcome
-from fedpact.race import gather, load, race
+from fedpact.race import gather, race
 
 
 def fake(name: str, objective: list[float], digest: str = "d", **columns: list[float]) -> SimpleNamespace:
@@ -97,7 +98,7 @@ def test_the_function_of_the_same_name_is_still_there():
 
 
 def test_a_loaded_run_is_the_run(finished):
-    run = load(finished)
+    run = fedpact.Run.load(finished)
     result = json.loads((finished / "result.json").read_text())
     assert run.name == "patients"
     assert run.outcome_kind is Outcome.ROUNDS
@@ -108,11 +109,32 @@ def test_a_loaded_run_is_the_run(finished):
     assert [float(row["objective"]) for row in history_cells(finished)] == run.history.column("objective").tolist()
 
 
+@pytest.mark.parametrize("kind", Outcome)
+def test_the_outcome_is_kept_by_its_name(finished, kind):
+    """Its sentence may be worded anew, or hold a colon."""
+    result = json.loads((finished / "result.json").read_text())
+    changed = {"outcome": "other words: here: there", "outcome_kind": kind.name, "where": "here: there"}
+    (finished / "result.json").write_text(json.dumps(result | changed))
+    run = fedpact.Run.load(finished)
+    assert (run.outcome_kind, run.where) == (kind, "here: there")
+    assert run.outcome == f"{kind.value}: here: there"
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"), [("result.json", {"outcome_kind": "DONE"}), ("result.json", None), ("config.json", None)]
+)
+def test_a_folder_that_lacks_what_a_run_needs_is_refused(finished, name, keys):
+    content = {} if keys is None else json.loads((finished / name).read_text()) | keys
+    (finished / name).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=rf"^{name} must have .+ got a damaged file .+ Resume the run to have it"):
+        fedpact.Run.load(finished)
+
+
 def test_two_folders_of_one_name_are_told_apart(finished):
     assert [run.name for run in gather([str(finished), str(finished), str(finished)])] == [
         "patients",
-        "patients #2",
-        "patients #3",
+        "patients (2)",
+        "patients (3)",
     ]
 
 
@@ -121,7 +143,7 @@ def test_an_unfinished_folder_is_refused(finished):
     with pytest.raises(
         DataError, match=r"folder must be of a finished run, got .* without result.json.*fedpact resume"
     ):
-        load(finished)
+        fedpact.Run.load(finished)
 
 
 def test_folders_on_the_command(command, finished, tmp_path):
@@ -133,12 +155,12 @@ def test_folders_on_the_command(command, finished, tmp_path):
     result = json.loads(done.out)
     assert result["column"] == "objective"
     assert result["target"] == target
-    assert [row["run"] for row in result["runs"]] == ["patients", "patients #2"]
+    assert [row["run"] for row in result["runs"]] == ["patients", "patients (2)"]
     for row in result["runs"]:
         assert row["rounds"] == expected
         assert row["best"] == min(objective)
     assert (tmp_path / result["report"]).is_file()
-    assert "patients #2" in (tmp_path / result["report"]).read_text(encoding="utf-8")
+    assert "patients (2)" in (tmp_path / result["report"]).read_text(encoding="utf-8")
     words = command("compare", finished, "--column", "accuracy", "--above", "--target", "2")
     assert words.code == 0
     assert "to reach accuracy ≥ 2" in words.out
@@ -168,3 +190,30 @@ def test_the_notices_of_a_run_are_in_the_report_that_compares_its_folder(command
     assert "no guarantee" in (tmp_path / "noisy" / "report.html").read_text(encoding="utf-8")
     assert command("compare", "noisy", "--out", "page").code == 0
     assert "no guarantee" in (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
+
+
+# What cannot be compared
+
+
+def test_a_comparison_that_cannot_be(command, finished, finished_once, tmp_path):
+    refused(
+        command("compare", finished, finished, "--column", "objectiv"),
+        "column must be one of ",
+        "Did you mean 'objective'?",
+    )
+    refused(command("compare", finished, "nowhere.toml"), "experiment must be a TOML file, got 'nowhere.toml'")
+    (tmp_path / "empty").mkdir()
+    refused(
+        command("compare", finished, "empty"), "folder must be of a finished run, got 'empty' without result.json, "
+    )
+    config = json.loads((finished / "config.json").read_text())
+    config["data"] |= {"digest": "0" * 64, "split": "another"}
+    (finished / "config.json").write_text(json.dumps(config))
+    refused(command("compare", finished_once, finished), "runs must be of the same data and split", "people, another")
+
+
+@pytest.mark.parametrize("name", ["result.json", "config.json", "history.csv", "model.bin"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]"], ids=["empty", "half", "another kind"])
+def test_comparing_a_damaged_folder(command, finished, name, content):
+    (finished / name).write_bytes(content)
+    refused(command("compare", finished), name)

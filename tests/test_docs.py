@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 import fedpact as fp
+from fedpact import experiment as experiment_module
 from fedpact.algorithms import ALGORITHMS
 from fedpact.core.contract import Algorithm, Batch, wire_bytes
 from fedpact.core.errors import InvalidArgument
 from fedpact.core.keys import client_key
 from fedpact.data.partition import SPLITS
 from fedpact.experiment import RUN_KEYS, SCHEMES, STOPS, TABLES
+from fedpact.problems import PROBLEMS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -150,9 +152,123 @@ def test_every_public_name_has_a_docstring(name):
         assert not str(thing.__doc__).startswith(f"{name}(")  # what a dataclass makes up for itself
 
 
+def test_the_examples_in_python_run_as_printed(tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"^```python\n(.*?)^```$", text(DOCS / "python.md"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 4
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")  # drawing takes longer than the rest
+    names: dict[str, Any] = {"__name__": "docs_python"}
+    try:
+        for block in blocks:
+            exec(compile(block, "docs/python.md", "exec", dont_inherit=True), names)
+    finally:
+        PROBLEMS.pop("huber", None)
+    assert names["given"].names == ("north", "south", "west")
+    assert [run.folder.name for run in names["runs"]] == ["01-fedepm", "02-fedavg"]
+    assert names["tuned"].rounds == 2 * 3 + 9
+    assert names["fitted"].summary["gradient"] < 1e-4
+    assert "Huber(delta=0.5)" in capsys.readouterr().out
+
+
+def test_every_option_of_the_local_engine_is_explained():
+    page = text(DOCS / "python.md")
+    for field in dataclasses.fields(fp.LocalEngine):
+        assert re.search(rf"^\| `{field.name}` \|", page, re.MULTILINE), field.name
+
+
+def test_the_names_of_python_only_parts_are_documented():
+    page = text(DOCS / "python.md")
+    errors = [
+        name
+        for name in fp.__all__
+        if isinstance(getattr(fp, name), type) and "Error" in repr(getattr(fp, name).__mro__)
+    ]
+    for name in ("from_arrays", "Federation.from_arrays", "LocalEngine", "DebugEngine", "Experiment", "tune", *errors):
+        assert name in page, name
+
+
+def test_the_function_of_tuning_does_not_hide_its_module():
+    import fedpact.tune as module
+
+    assert inspect.ismodule(module)
+    assert "tune" not in fp.__all__
+
+
+def test_the_layout_names_every_module():
+    layout = text(DOCS / "design.md").split("## Layout and import rules")[1].split("```")[1]
+    package = Path(fp.__file__).parent
+    there = {path.stem for path in package.glob("[a-z]*.py")}
+    there |= {path.parent.name for path in package.glob("*/__init__.py")}
+    *layers, last = layout.strip().splitlines()
+    assert {line.split()[0] for line in layers} | set(re.findall(r"\w+", last.removesuffix("everything"))) == there
+    files = {path.stem for path in (package / "core").glob("*.py")}
+    (core,) = re.findall(r"^core +(.+?) {2,}", layout, re.MULTILINE)
+    assert set(re.findall(r"\w+", core)) <= files
+
+
 @pytest.mark.parametrize("key", [*RUN_KEYS, *STOPS, *SCHEMES, *SPLITS, *fp.data.names(), *(f"[{t}]" for t in TABLES)])
 def test_every_key_is_in_the_reference(key):
     assert f"`{key}`" in text(DOCS / "experiments.md")
+
+
+def accepted() -> dict[str, set[str]]:
+    """The keys that each table of an experiment file takes, from the code that takes them."""
+
+    def arguments(*functions: Any) -> set[str]:
+        return {name for function in functions for name in inspect.signature(function).parameters}
+
+    loaders = [getattr(fp.data, name) for name in fp.data.names()]
+    return {
+        "data": {"name", "csv"} | arguments(fp.data.from_csv, *loaders) - {"path"},
+        "split": {"clients", "how", "seed", "holdout"} | {key for keys in SPLITS.values() for key in keys},
+        "problem": {"name"} | arguments(*PROBLEMS.values()),
+        "algorithm": {"name", "preset"} | arguments(*ALGORITHMS.values()),
+        "run": set(RUN_KEYS),
+        "stop": set(STOPS),
+    }
+
+
+def test_every_key_in_the_reference_is_accepted():
+    """The other way round: what the page's tables promise, the command takes."""
+    page, found, table = text(DOCS / "experiments.md"), set(), ""
+    keys = page.split("| table | key |")[1].split("### Participation")[0]
+    for name, cell in re.findall(r"^\|\s*(?:`\[(\w+)\]`)?\s*\|\s*([^|]+?)\s*\|", keys, re.MULTILINE):
+        table = name or table
+        found |= {(table, key) for key in re.findall(r"`(\w+)`", cell)}
+    rules = page.split("### Stop rules")[1].split("\n## ")[0]
+    found |= {("stop", key) for key in re.findall(r"^\| `(\w+)` \|", rules, re.MULTILINE)}
+    found |= {("stop", key) for key in re.findall(r"`(\w+) = ", rules)}
+    assert {table for table, _ in found} == set(TABLES)
+    assert len(found) > 30
+    for table, key in found:
+        assert key in accepted()[table], f"[{table}] {key}"
+
+
+def test_every_key_in_the_docstring_is_accepted():
+    found, table = set(), ""
+    for line in (experiment_module.__doc__ or "").split("\n\n", 1)[1].splitlines():
+        table = line[1 : line.index("]")] if line.startswith("[") else table
+        plain = re.sub(r"\{[^}]*\}|\[\[.*\]\]|\"[^\"]*\"", "…", line)
+        found |= {(table, key) for key in re.findall(r"(\w+) = ", plain)}
+    assert {("stop", "rising"), ("stop", "target"), ("run", "participation"), ("data", "csv")} <= found
+    for table, key in found - {("", "name")}:
+        assert key in accepted()[table], f"[{table}] {key}"
+
+
+def test_every_scheme_in_the_reference_takes_its_keys():
+    section = text(DOCS / "experiments.md").split("### Participation schemes")[1].split("###")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*)\|", section, re.MULTILINE)
+    assert {name for name, _ in rows} == set(SCHEMES)
+    for name, keys in rows:
+        assert re.findall(r"`(\w+)`", keys) == list(inspect.signature(SCHEMES[name]).parameters), name
+
+
+def test_the_file_in_the_reference_is_an_experiment(adult_folder, tmp_path):
+    (file,) = re.findall(r"^```toml\n(.*?)^```$", text(DOCS / "experiments.md"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "mine.toml").write_text(file, encoding="utf-8")
+    experiment, name = experiment_module.build(experiment_module.read(tmp_path / "mine.toml", ["stop.rising=4"]))
+    assert name == "mine"
+    assert repr(experiment.stop) == "GradientNorm(tolerance=1e-06) | Rising(window=4)"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -127,6 +127,19 @@ def test_a_run_killed_while_it_writes_its_end_is_finished_by_resuming(zygote, tm
         assert after[name] == before[name], name
 
 
+def test_an_extension_that_is_killed_goes_on_to_its_own_end(zygote, command, people, finished, tmp_path):
+    """The finished run has 6 rounds; `resume --rounds` is killed on its way, and a plain `resume` has to know it."""
+    process = zygote.start("resume", finished, "--rounds", ROUNDS, cwd=tmp_path, checkpoint_seconds=CHECKPOINT_SECONDS)
+    while newest(finished) <= "checkpoint-000000006.bin" and process.poll() is None:
+        time.sleep(0.002)
+    assert kill(process, finished), "it ended before it was killed"
+    assert 6 < header_of(finished / newest(finished))["round"] < ROUNDS
+    plain = command("resume", finished)
+    assert plain.code == 0, plain.err
+    assert command("run", people, "--out", "straight", "--set", f"run.rounds={ROUNDS}").code == 0
+    same_bits(finished, tmp_path / "straight")
+
+
 def test_killed_before_experiment_json_was_renamed_the_command_can_be_given_again(command, people, tmp_path):
     """A kill inside the very first write leaves a folder with nothing but a temporary file."""
     folder = tmp_path / "run"

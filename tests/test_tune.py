@@ -9,13 +9,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers_experiment import write_csv
+from helpers_experiment import tree, write_csv
+from helpers_refused import refused
 
 import fedpact as fp
 import fedpact.tune
-from fedpact.core.errors import InvalidArgument
+from fedpact.core.errors import InvalidArgument, UnknownName
 from fedpact.core.history import History
 from fedpact.core.stop import Outcome
+from fedpact.experiment import build, read
 from fedpact.tune import rungs, tune
 
 
@@ -219,3 +221,57 @@ def test_words_and_numbers_in_a_grid(command, people):
     )
     assert done.code == 0, done.err
     assert [t["step"] for t in json.loads(done.out)["trials"]] == ["lipschitz", 0.1]
+
+
+# What cannot be tuned
+
+
+TUNE = {
+    (
+        "--grid",
+        "scal=1,2",
+    ): "setting of fedavg must be one of batch, scale, step, steps, weights, got 'scal'. Did you mean",
+    ("--grid", "scale"): "--grid must be setting=value,value,… got 'scale'.",
+    ("--grid", "scale="): "--grid must be setting=value,value,… got 'scale='.",
+    ("--grid", "scale=0,1"): "scale must be above 0, got 0.",
+    ("--grid", "scale=a,b"): "scale must be above 0, got 'a'.",
+    (
+        "--grid",
+        "scale=1,2",
+        "--method",
+        "halvin",
+    ): "method must be one of grid, halving, got 'halvin'. Did you mean 'halving'?",
+    ("--grid", "scale=1,2", "--rounds", "0"): "rounds must be an integer of at least 1, got 0.",
+    (
+        "--grid",
+        "scale=1,2,3",
+        "--rounds",
+        "9",
+        "--budget",
+        "17",
+    ): "budget must be at least 18 rounds for 3 candidates, got 17.",
+    ("--grid", "scale=1", "--rounds", "1", "--metric", "objectiv"): "metric must be one of ",
+    ("--grid", "scale=1", "--rounds", "1", "--metric", "held_out.auk"): "held-out metric must be one of ",
+    ("--grid", "scale=1", "--rounds", "1", "--metric", "held_out"): "metric must be one of ",
+}
+
+
+@pytest.mark.parametrize("arguments", TUNE, ids=" ".join)
+def test_a_tuning_that_cannot_be(command, people, tmp_path, arguments):
+    before = tree(tmp_path)
+    refused(command("tune", people, *arguments), TUNE[arguments])
+    assert tree(tmp_path) == before
+
+
+def test_a_tuning_that_cannot_be_in_python(people):
+    experiment, _ = build(read(people))
+    common = (experiment.algorithm, experiment.problem, experiment.federation)
+    with pytest.raises(InvalidArgument, match="budget must be at least 18 rounds for 3 candidates, got 17"):
+        tune(*common, {"scale": [1, 2, 3]}, rounds=9, budget=17)
+    for grid in ({}, {"scale": []}):
+        with pytest.raises(InvalidArgument, match="grid must be values for at least one setting, got "):
+            tune(*common, grid)
+    with pytest.raises(UnknownName, match="method must be one of"):
+        tune(*common, {"scale": [1]}, method="random")
+    with pytest.raises(UnknownName, match=r"metric must be one of .* Did you mean 'objective'"):
+        tune(*common, {"scale": [1]}, rounds=1, metric="objectve")

@@ -146,9 +146,7 @@ def drive(
     return [_finish(loop, carry, histories, order, i, trials, interrupt.asked) for i in range(len(seeds))]
 
 
-def _measure_last(
-    loop: Loop, carry: Carry, data: Any, histories: Sequence[History], rounds: int, trials: bool
-) -> None:
+def _measure_last(loop: Loop, carry: Carry, data: Any, histories: Sequence[History], rounds: int, trials: bool) -> None:
     """Telemetry of the last round, where `evaluate_every` would leave it out.
 
     It is in the run's history, not in the folder's history.csv: a run that is extended has the rows of a longer one.

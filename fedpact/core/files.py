@@ -1,14 +1,18 @@
-"""Files that are whole or absent: written to a temporary name, synced, renamed, the folder synced."""
+"""Files that are whole or absent: written to a temporary name, synced, renamed, the folder synced. And JSON in them."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from fedpact.core.errors import OutputError
+from fedpact.core.errors import CheckpointError, OutputError
 
 
 @contextmanager
@@ -34,22 +38,62 @@ def make_folder(path: Path) -> None:
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all, also after a crash."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path.parent):
+        _rename_all({path: content})
+
+
+def write_files(folder: str | os.PathLike[str], contents: Mapping[str, bytes]) -> Path:
+    """Write `{relative path: bytes}` under `folder`, made if need be.
+
+    Every file is complete under a temporary name before the first is renamed. A failure removes the temporary files
+    and the folders made for them.
+    """
+    root = Path(folder)
+    made: list[Path] = []
+    with writing(root):
         try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            for relative in contents:
+                _make_missing((root / relative).parent, made)
+            _rename_all({root / relative: content for relative, content in contents.items()})
+        except BaseException:  # an interrupt leaves nothing behind either
+            for path in reversed(made):
+                with contextlib.suppress(OSError):  # not empty: a file was already renamed into it
+                    path.rmdir()
+            raise
+    return root
+
+
+def _rename_all(contents: Mapping[Path, bytes]) -> None:
+    staged = {path.with_name(f".{path.name}.{os.getpid()}.tmp"): path for path in contents}
+    try:
+        for temporary, path in staged.items():
+            _write_synced(temporary, "wb", contents[path])
+        for temporary, path in staged.items():
             os.replace(temporary, path)
-        finally:
+    finally:
+        for temporary in staged:
             temporary.unlink(missing_ok=True)
-        sync_folder(path.parent)
+    for folder in dict.fromkeys(path.parent for path in contents):
+        sync_folder(folder)
+
+
+def _make_missing(folder: Path, made: list[Path]) -> None:
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        made.append(path)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "a file is in its place", str(folder))
 
 
 def append_synced(path: Path, content: bytes) -> None:
     """Append to a file and sync it."""
-    with writing(path.parent), path.open("ab") as file:
+    with writing(path.parent):
+        _write_synced(path, "ab", content)
+
+
+def _write_synced(path: Path, mode: str, content: bytes) -> None:
+    with path.open(mode) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -62,3 +106,32 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def json_text(values: Any) -> str:
+    """Readable JSON; numbers that are not finite become null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(k): plain(v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(v) for v in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(plain(values), indent=2, ensure_ascii=False, default=str) + "\n"
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write a JSON file, whole or not at all."""
+    write_atomic(path, json_text(values).encode())
+
+
+def read_json(path: Path, hint: str) -> dict[str, Any]:
+    """The table that a JSON file holds; `hint` is what to do about a damaged one."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path.name} must be whole, got a damaged file {path}. {hint}")
+    return values

@@ -55,6 +55,8 @@ class History:
 
     def last(self, name: str) -> float:
         """The newest measured value of a column (NaN if there is none)."""
+        if name not in self._columns:
+            raise unknown("column", name, self._columns)
         return next((v for v in reversed(self._columns[name]) if not math.isnan(v)), math.nan)
 
     def extend(self, rows: Mapping[str, np.ndarray]) -> None:
@@ -80,23 +82,29 @@ class History:
     @classmethod
     def read(cls, path: Path) -> History:
         """Read a history.csv."""
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = list(csv.reader(file))
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                lines = list(csv.reader(file))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise _damaged(f"a table in UTF-8, got {path}: {error}") from None
         if not lines or "round" not in lines[0]:
             got = lines[0] if lines else "nothing"
-            raise CheckpointError(f"history.csv must be a table with a column 'round', got {got} in {path}.")
+            raise _damaged(f"a table with a column 'round', got {got} in {path}")
         header, *rows = lines
         history = cls(header)
         for row in rows:
             if len(row) != len(header):
-                raise CheckpointError(f"history.csv must be of {len(header)} cells a line, got {len(row)} in {path}.")
+                raise _damaged(f"of {len(header)} cells a line, got {len(row)} in {path}")
             for name, cell in zip(header, row, strict=True):
                 try:
                     history._columns[name].append(float(cell) if cell else math.nan)
                 except ValueError:
-                    problem = f"history.csv must be of numbers, got {cell!r} in column {name!r} of {path}."
-                    raise CheckpointError(problem) from None
+                    raise _damaged(f"of numbers, got {cell!r} in column {name!r} of {path}") from None
         return history
+
+
+def _damaged(what: str) -> CheckpointError:
+    return CheckpointError(f"history.csv must be {what}. Put back the file that the run wrote, or run it again.")
 
 
 def _cell(name: str, value: float) -> str:

@@ -5,23 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from fedpact.core.errors import InvalidArgument, is_number, require, require_positive_int
+from fedpact.core.checkpoint import digest
+from fedpact.core.errors import is_number, require, require_positive_int
 from fedpact.core.keys import Purpose, host_generator
 
 
+@runtime_checkable
 class Participation(Protocol):
-    """A scheme: its rate ρ, the size of its largest round, and the clients of a round."""
+    """A scheme: its rate ρ, the room that its rounds need, and the clients of a round."""
 
     def rate(self, clients: int) -> float:
-        """The expected share of clients in a round."""
+        """ρ, as it enters the papers' constants: the expected share of clients in a round.
+
+        A `Schedule` has no expectation; its rate is the share of its first round, as the recorded runs use it.
+        """
         ...
 
     def capacity(self, clients: int) -> int:
-        """The most clients that one round can have."""
+        """Room for the clients of a round. A block with a round that needs more steps everyone and masks the rest."""
+        ...
+
+    def check(self, seed: int, rounds: int, clients: int) -> None:
+        """Refuse, before round 1, a run that the scheme cannot serve."""
+        ...
+
+    def describe(self) -> str:
+        """The scheme in a line: what a run's configuration holds. Schemes that differ are described differently."""
         ...
 
     def select(self, seed: int, round_number: int, clients: int) -> np.ndarray:
@@ -30,15 +43,28 @@ class Participation(Protocol):
 
 
 def _check_rate(rho: Any) -> None:
-    require(is_number(rho) and 0 < rho <= 1, "participation", "in (0, 1]", rho, symbol="ρ")
+    hint = "It is the share of the clients in a round: 0.5 for half, 1 for everyone."
+    require(is_number(rho) and 0 < rho <= 1, "participation", "in (0, 1]", rho, symbol="ρ", hint=hint)
 
 
 def _ceil(rho: float, clients: int) -> int:
     return max(1, math.ceil(round(rho * clients, 9)))  # 0.1 * 30 is 3, not 4
 
 
+class _Drawn:
+    """What the schemes that draw have in common: they serve any number of rounds, and their settings say it all."""
+
+    def check(self: Any, seed: int, rounds: int, clients: int) -> None:
+        """Draw a round."""
+        self.select(seed, 0, clients)
+
+    def describe(self) -> str:
+        """Name and settings."""
+        return repr(self)
+
+
 @dataclass(frozen=True)
-class Everyone:
+class Everyone(_Drawn):
     """Every client, every round."""
 
     def rate(self, clients: int) -> float:
@@ -55,7 +81,7 @@ class Everyone:
 
 
 @dataclass(frozen=True)
-class Fraction:
+class Fraction(_Drawn):
     """⌈ρm⌉ clients drawn without replacement, independently in each round."""
 
     rho: float
@@ -78,7 +104,7 @@ class Fraction:
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(_Drawn):
     """Each client on its own with probability ρ; a round may be empty."""
 
     rho: float
@@ -91,8 +117,9 @@ class Poisson:
         return float(self.rho)
 
     def capacity(self, clients: int) -> int:
-        """All of them, in the worst case."""
-        return clients
+        """Eight deviations above the mean, and a few more: next to no round needs everyone's room."""
+        mean = self.rho * clients
+        return min(clients, math.ceil(mean + 8 * math.sqrt(mean * (1 - self.rho)) + 4))
 
     def select(self, seed: int, round_number: int, clients: int) -> np.ndarray:
         """Independent coin flips."""
@@ -101,7 +128,7 @@ class Poisson:
 
 
 @dataclass(frozen=True)
-class Covering:
+class Covering(_Drawn):
     """Setup VI.1 of the FedEPM paper: ⌈ρm⌉ clients a round, everyone at least once in every s0 rounds.
 
     For each group of s0 rounds the clients are shuffled and dealt to the rounds; each round is then filled up with
@@ -113,7 +140,7 @@ class Covering:
 
     def __post_init__(self) -> None:
         _check_rate(self.rho)
-        require_positive_int("covering", self.s0, symbol="s0")
+        require_positive_int("covering", self.s0, symbol="s0", hint="In every s0 rounds everyone takes part.")
 
     def rate(self, clients: int) -> float:
         """ρ."""
@@ -150,14 +177,13 @@ class Schedule:
 
     def __post_init__(self) -> None:
         given = isinstance(self.rounds, Sequence) and all(isinstance(r, (Sequence, np.ndarray)) for r in self.rounds)
-        require(given, "schedule", "a list of rounds, each a list of clients", self.rounds)
+        hint = "Write [[0, 2], [1]] for clients 0 and 2, then 1."
+        require(given, "schedule", "a list of rounds, each a list of clients", self.rounds, hint=hint)
         for t, chosen in enumerate(self.rounds):
-            flat = all(isinstance(i, (int, np.integer)) and not isinstance(i, bool) for i in chosen)
-            require(flat, f"schedule of round {t}", "a list of client numbers from 0", chosen)
-            ids = np.asarray(chosen)
-            ok = ids.ndim == 1 and (ids.size == 0 or (ids.dtype.kind in "iu" and ids.min() >= 0))
-            require(ok, f"schedule of round {t}", "a list of client numbers from 0", chosen)
-            require(len(np.unique(ids)) == len(ids), f"schedule of round {t}", "without repetition", chosen)
+            name = f"schedule of round {t}"
+            flat = all(isinstance(i, (int, np.integer)) and not isinstance(i, bool) and i >= 0 for i in chosen)
+            require(flat, name, "a list of client numbers from 0", chosen, hint=hint)
+            require(len(set(chosen)) == len(chosen), name, "without repetition", chosen, hint="Name each client once.")
 
     def rate(self, clients: int) -> float:
         """The share of the first round, as the recorded runs use it."""
@@ -167,16 +193,27 @@ class Schedule:
         """The largest round."""
         return max((len(r) for r in self.rounds), default=0)
 
+    def check(self, seed: int, rounds: int, clients: int) -> None:
+        """The list is long enough, and names clients that exist."""
+        self._reach(rounds)
+        for t in range(rounds):
+            self.select(seed, t, clients)
+
+    def describe(self) -> str:
+        """A digest of the list."""
+        return f"Schedule({digest({'rounds': [list(map(int, chosen)) for chosen in self.rounds]})[:12]})"
+
+    def _reach(self, rounds: int) -> None:
+        hint = "Run fewer rounds or lengthen the schedule."
+        longest = len(self.rounds)
+        require(rounds <= longest, "rounds", f"at most {longest}, the schedule's length", rounds, hint=hint)
+
     def select(self, seed: int, round_number: int, clients: int) -> np.ndarray:
         """The clients the list has for this round."""
-        if round_number >= len(self.rounds):
-            raise InvalidArgument(
-                f"rounds must be at most {len(self.rounds)}, the length of the schedule, got {round_number + 1}."
-            )
+        self._reach(round_number + 1)
         ids = np.sort(np.asarray(self.rounds[round_number], dtype=int))
-        require(
-            ids.size == 0 or ids[-1] < clients, f"schedule of round {round_number}", f"below {clients}", ids.tolist()
-        )
+        name, hint = f"schedule of round {round_number}", f"Clients are counted from 0 to {clients - 1}."
+        require(ids.size == 0 or ids[-1] < clients, name, f"below {clients}", ids.tolist(), hint=hint)
         return ids
 
 
@@ -187,5 +224,8 @@ def as_participation(value: Any) -> Participation:
         return Everyone() if value == 1 else Fraction(float(value))
     if isinstance(value, (list, tuple)):
         return Schedule(tuple(tuple(r) if isinstance(r, (list, tuple)) else r for r in value))
-    require(hasattr(value, "select"), "participation", "a number in (0, 1], a scheme or a list of rounds", value)
+    what = "a number in (0, 1], a scheme or a list of rounds"
+    hint = "Write 0.5, fedpact.Poisson(0.5) or [[0, 2], [1]]."
+    scheme = isinstance(value, Participation) and not isinstance(value, type)
+    require(scheme, "participation", what, value, hint=hint)
     return value

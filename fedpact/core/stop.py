@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedpact.core.errors import is_number, require, require_positive_int
+from fedpact.core.errors import is_number, require, require_flags, require_positive_int
 
 
 class Outcome(enum.Enum):
@@ -76,6 +76,15 @@ class AllOf(_Combined):
 
 
 @dataclass(frozen=True)
+class Never(Rule):
+    """Ends nothing: the run has all its rounds."""
+
+    def fired(self, recent: Mapping[str, Any]) -> Any:
+        """False."""
+        return jnp.asarray(False)
+
+
+@dataclass(frozen=True)
 class Rounds(Rule):
     """Ends after a number of rounds."""
 
@@ -99,8 +108,11 @@ class Target(Rule):
     above: bool = False
 
     def __post_init__(self) -> None:
-        ok = isinstance(self.value, (int, float)) and self.value == self.value and not isinstance(self.value, bool)
-        require(ok, "target", "a number", self.value)
+        known = "Name a column of history.csv, such as 'objective' or 'accuracy'."
+        require(isinstance(self.column, str), "column", "the name of a column", self.column, hint=known)
+        never = "A run that no target ends has no stop rule."
+        require(is_number(self.value), "value", "a finite number", self.value, hint=never)
+        require_flags(self, "above")
 
     @property
     def reads(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -143,6 +155,8 @@ class Variance(Rule):
     def __post_init__(self) -> None:
         require(is_number(self.tolerance) and self.tolerance > 0, "tolerance", "a number above 0", self.tolerance)
         require(isinstance(self.window, int) and self.window >= 2, "window", "an integer of at least 2", self.window)
+        hint = "Leave it out for the mean over the clients; m gives the sum."
+        require(is_number(self.scale) and self.scale > 0, "scale", "a number above 0", self.scale, hint=hint)
 
     def fired(self, recent: Mapping[str, Any]) -> Any:
         """var ≤ tolerance/(1+|f|); false until the window is full (NaN compares false)."""

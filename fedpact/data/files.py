@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedpact.core.environment import cache_folder
 from fedpact.core.errors import DataError, DatasetMissing
 
 TIMEOUT = 20.0  # seconds without an answer
@@ -27,7 +28,7 @@ def locate(name: str, filename: str, checksum: str, url: str) -> Path:
     Looks in $FEDPACT_DATA/name/, then in the cache ($FEDPACT_CACHE or ~/.cache/fedpact)/name/, then at `url`.
     """
     own = os.environ.get("FEDPACT_DATA")
-    cached = _cache() / name / filename
+    cached = cache_folder() / name / filename
     why = []
     for title, path in (
         ("$FEDPACT_DATA", Path(own).expanduser() / name / filename if own else None),
@@ -54,7 +55,7 @@ def contents(name: str, filenames: Sequence[str], checksum: str, url: str) -> by
     """
     own = os.environ.get("FEDPACT_DATA")
     folders = [Path(own).expanduser() / name] if own else []
-    cached = _cache() / name / url.rpartition("/")[2]
+    cached = cache_folder() / name / url.rpartition("/")[2]
     for folder in (*folders, cached.parent):
         for filename in filenames:
             if (folder / filename).is_file():
@@ -90,11 +91,6 @@ def _unpacked(suffix: str, packed: bytes) -> bytes:
             return archive.read(archive.namelist()[0])
     unpack = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}
     return unpack[suffix](packed) if suffix in unpack else packed
-
-
-def _cache() -> Path:
-    given = os.environ.get("FEDPACT_CACHE")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "fedpact"
 
 
 def _digest(path: Path, checksum: str) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-Claim = tuple[str, bool | None, str]
+from fedpact.report import Claim
+
+__all__ = ["Claim", "below", "fewest", "listed", "mean", "rises"]
 
 
 def below(mine: Sequence[float], others: Iterable[Sequence[float]]) -> bool:

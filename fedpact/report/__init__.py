@@ -1,22 +1,21 @@
 """What people look at: plots, tables, the HTML report of finished runs, and the progress bar of a running one."""
 
-from fedpact.report.html import write_report
-from fedpact.report.plots import bars, boxes, curves, lines_over, panels
+from fedpact.report.html import Claim, write_report
+from fedpact.report.plots import boxes, curves, lines_over, panels
 from fedpact.report.progress import Progress
-from fedpact.report.tables import format_value, html_table, markdown_table, text_table
+from fedpact.report.tables import format_value, html_table, text_table
 from fedpact.report.view import HistoryView, RunView
 
 __all__ = [
+    "Claim",
     "HistoryView",
     "Progress",
     "RunView",
-    "bars",
     "boxes",
     "curves",
     "format_value",
     "html_table",
     "lines_over",
-    "markdown_table",
     "panels",
     "text_table",
     "write_report",

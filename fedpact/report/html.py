@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,15 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedpact.core.environment import environment
 from fedpact.core.errors import require
-from fedpact.report.files import write_files
+from fedpact.core.files import write_files
 from fedpact.report.gallery import Gallery, metrics_section, plots_section
 from fedpact.report.page import document, escape
 from fedpact.report.tables import Rows, html_table
 from fedpact.report.view import RunView, labels
 
-Check = tuple[str, bool | None, str]  # the claim, whether it holds (None: not tested), and the detail
+Claim = tuple[str, bool | None, str]  # what is claimed, whether it holds (None: not tested), and the detail
 
 _HEADINGS = {"gradient": "‖∇f‖²", "gradients": "gradient evaluations", "snr": "SNR"}
 _VERDICTS = {True: ("holds", "✓ holds"), False: ("fails", "✗ does not hold"), None: ("open", "– not tested")}
@@ -30,7 +29,7 @@ def write_report(
     folder: str | os.PathLike[str],
     title: str,
     lead: str | None = None,
-    checks: Sequence[Check] | None = None,
+    checks: Sequence[Claim] | None = None,
     figures: Mapping[str, Figure] | None = None,
     extra_tables: Mapping[str, Rows] | None = None,
     *,
@@ -88,7 +87,7 @@ def _extra_tables(tables: Mapping[str, Rows]) -> str:
     return "".join(f"\n<h3>{escape(name)}</h3>\n{html_table(rows, label=name)}" for name, rows in tables.items())
 
 
-def _checks(checks: Sequence[Check]) -> str:
+def _checks(checks: Sequence[Claim]) -> str:
     if not checks:
         return ""
     items = []
@@ -109,7 +108,7 @@ def _settings(runs: Sequence[RunView]) -> Iterator[str]:
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys and literal values: what `--set key=value` takes, so no separators and no rounding."""
+    """Dotted keys and literal values: without separators and without rounding."""
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")
@@ -119,12 +118,9 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 
 def _environment() -> str:
-    rows = [{"package": "python", "version": platform.python_version()}]
-    for name in ("fedpact", "jax", "jaxlib", "numpy", "scipy", "scikit-learn", "matplotlib", "ray", "flwr", "torch"):
-        try:
-            rows.append({"package": name, "version": importlib.metadata.version(name)})
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    rows.append({"package": "platform", "version": f"{platform.platform()}, {os.cpu_count()} processors"})
+    found = environment()
+    versions = {"python": found["python"], **found["packages"]}
+    versions["platform"] = f"{found['platform']}, {found['cores']} processors"
+    rows = [{"package": name, "version": version} for name, version in versions.items()]
     table = html_table(rows, label="Versions")
     return f"<details><summary>Versions when this report was written</summary>\n{table}</details>"

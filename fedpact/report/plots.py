@@ -1,4 +1,4 @@
-"""The plots: curves of runs, box plots, bars and lines over a parameter, and grids of them for a paper's figure.
+"""The plots: curves of runs, box plots and lines over a parameter, and grids of them for a paper's figure.
 
 Each function draws a figure of its own, or into the `axes` it is given. A grid is therefore a list of the same calls
 that still lack their axes:
@@ -117,65 +117,25 @@ def boxes(
         return _finish(axes, path, alone)
 
 
-def bars(
-    series: Series,
-    path: PathLike = None,
-    xlabel: str = "",
-    ylabel: str = "",
-    title: str | None = None,
-    *,
-    logy: bool = False,
-    axes: Axes | None = None,
-) -> Figure:
-    """Grouped bars of `{label: (x values, means, standard deviations or None)}`, with error bars where given."""
-    require(len(series) > 0, "series", "at least one series", series)
-    with theme():
-        axes, alone = _axes(axes)
-        ticks = list(dict.fromkeys(x for xs, _, _ in series.values() for x in xs))
-        width = 0.8 / len(series)
-        for number, (label, (xs, means, deviations)) in enumerate(series.items()):
-            axes.bar(
-                [ticks.index(x) - 0.4 + (number + 0.5) * width for x in xs],
-                np.asarray(means, dtype=np.float64),
-                0.9 * width,
-                yerr=None if deviations is None else np.asarray(deviations, dtype=np.float64),
-                color=colour(axes, label),
-                error_kw={"ecolor": "#333333", "capsize": 3},
-                label=plain(label),
-            )
-        _categories(axes, ticks)
-        _dress(axes, xlabel, ylabel, title, False, logy)
-        return _finish(axes, path, alone)
-
-
 def lines_over(
     series: Series,
     path: PathLike = None,
     xlabel: str = "",
     ylabel: str = "",
     title: str | None = None,
-    errors: Literal["bars", "band", "none"] | None = None,
     *,
     logx: bool = False,
     logy: bool = False,
     axes: Axes | None = None,
 ) -> Figure:
-    """Means against a parameter, `{label: (x values, means, standard deviations or None)}`.
-
-    One standard deviation either side is drawn as error bars up to 30 points and as a band above, or as `errors` says.
-    """
+    """Means against a parameter, `{label: (x values, means, standard deviations or None)}`, with error bars."""
     require(len(series) > 0, "series", "at least one series", series)
-    require(errors in (None, "bars", "band", "none"), "errors", "'bars', 'band', 'none' or None", errors)
     with theme():
         axes, alone = _axes(axes)
         for label, (xs, means, deviations) in series.items():
             mean = np.asarray(means, dtype=np.float64)
-            style = line_style(axes, label)
-            how = "none" if deviations is None else errors or ("bars" if len(mean) <= 30 else "band")
-            spread = np.zeros(len(mean)) if how == "none" else np.asarray(deviations, dtype=np.float64)
-            axes.errorbar(list(xs), mean, yerr=spread if how == "bars" else None, capsize=3, elinewidth=1, **style)
-            if how == "band":
-                axes.fill_between(list(xs), mean - spread, mean + spread, color=style["color"], alpha=0.18, linewidth=0)
+            spread = None if deviations is None else np.asarray(deviations, dtype=np.float64)
+            axes.errorbar(list(xs), mean, yerr=spread, capsize=3, elinewidth=1, **line_style(axes, label))
         _dress(axes, xlabel, ylabel, title, logx, logy)
         return _finish(axes, path, alone)
 

@@ -1,4 +1,4 @@
-"""Rows of values as tables: plain text for a terminal, Markdown for a page, HTML for the report."""
+"""Rows of values as tables: plain text for a terminal, HTML for the report."""
 
 from __future__ import annotations
 
@@ -124,20 +124,6 @@ def text_table(rows: Rows, columns: Columns = None) -> str:
     return "\n".join(
         "  ".join(_pad(*cell) for cell in zip(line, widths, grid.numeric, strict=True)).rstrip() for line in lines
     )
-
-
-def markdown_table(rows: Rows, columns: Columns = None) -> str:
-    """A table in GitHub's Markdown, with bars, backslashes and angle brackets in the cells escaped."""
-    grid = _Grid(rows, columns)
-    if not rows:
-        return "(no rows)"
-    rule = ["---:" if right else "---" for right in grid.numeric]
-    lines = [list(map(_markdown, grid.headings)), rule, *[list(map(_markdown, line)) for line in grid.cells]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _markdown(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def html_table(rows: Rows, columns: Columns = None, label: str = "table") -> str:

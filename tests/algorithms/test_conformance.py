@@ -25,7 +25,7 @@ from fedpact.core.keys import JOIN_ROUND
 from fedpact.core.loop import Loop, draw
 from fedpact.core.participation import Everyone, Fraction
 from fedpact.core.settings import Settings
-from fedpact.core.stop import Target
+from fedpact.core.stop import Never
 from fedpact.engines import DebugEngine, LocalEngine
 
 #: Step sizes that suit the small federation; an algorithm that is not named here runs with its defaults.
@@ -274,7 +274,7 @@ def test_bytes_are_participants_times_message_sizes(name, run_once, rounds):
 
 def leaves_of_a_run(bundle, dtype, participation):
     """Types of everything that lives through a round, in the loop that runs it; nothing is computed."""
-    loop = Loop(bundle, PROBLEM.gradient, ONE, Target("objective", -1e300), 1, False)
+    loop = Loop(bundle, PROBLEM.gradient, ONE, Never(), 1, False)
     order, data = ONE.load([byhand.federation(parts())], dtype)
     root, start = jax.random.key(0), PROBLEM.init(3, dtype)
     carry, hellos, _ = jax.eval_shape(loop.start, start, data, root)

@@ -12,7 +12,7 @@ from toy_loop import COHORTS, Clients, ClientState, followed, run_toy, toy
 from fedpact.core import checkpoint, driver
 from fedpact.core.errors import ClientError
 from fedpact.core.history import History
-from fedpact.core.stop import Outcome, Rounds, Target, Variance
+from fedpact.core.stop import Never, Outcome, Rounds, Target, Variance
 from fedpact.engines import DebugEngine, LocalEngine
 
 ONE = LocalEngine(buckets=1)
@@ -66,6 +66,16 @@ def test_a_rule_ends_the_run_in_the_round_it_is_met():
     assert end.history.rounds == 2
     assert len(end.history) == 3
     assert float(end.model.tree["w"][0]) == followed(COHORTS)[2]["w"]
+
+
+@engines
+def test_never_is_a_target_that_is_not_met(engine):
+    """The loop carries nothing for a rule that reads nothing; every number is as with a rule that never fires."""
+    ends = [run_toy(engine=engine, stop=rule, evaluate_every=2)[1] for rule in (Never(), Target("objective", -1e300))]
+    assert [end.outcome for end in ends] == [Outcome.ROUNDS] * 2
+    a, b = map(columns, ends)
+    for name in set(a) - {"seconds"}:
+        np.testing.assert_array_equal(a[name], b[name])
 
 
 def test_a_rule_that_is_met_at_the_start_runs_nothing():

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
+import fedpact
 from fedpact.core.errors import (
     CheckpointError,
     ClientError,
@@ -71,3 +76,30 @@ def test_every_error_is_also_what_python_calls_it():
         assert issubclass(mine, python)
         assert str(mine("a sentence.")) == "a sentence."
     assert all(issubclass(kind, FedpactError) for kind in (CheckpointError, ClientError))
+
+
+ADVISING = ("core/history", "core/participation", "experiment", "folder", "race", "cli/compare")
+
+
+def texts(tree):
+    """Every string of a module as it will read, with … for what is filled in."""
+    filled = [part for part in ast.walk(tree) if isinstance(part, ast.JoinedStr)]
+    pieces = {id(value) for text in filled for value in text.values}
+    for text in filled:
+        yield "".join(str(v.value) if isinstance(v, ast.Constant) else "…" for v in text.values)
+    for part in ast.walk(tree):
+        if isinstance(part, ast.Constant) and isinstance(part.value, str) and id(part) not in pieces:
+            yield part.value
+
+
+@pytest.mark.parametrize("module", ADVISING)
+def test_a_refusal_says_what_to_do(module):
+    """After '… must be …, got ….' comes another sentence, in the text itself or as the hint of `require`."""
+    tree = ast.parse((Path(fedpact.__file__).parent / f"{module}.py").read_text(encoding="utf-8"))
+    refusals = [text for text in texts(tree) if re.search(r" must .+ got ", text, re.DOTALL)]
+    for text in refusals:
+        assert re.search(r" got .+\. ?\S", text, re.DOTALL), text
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "").startswith("require")]
+    for call in calls:
+        assert any(keyword.arg == "hint" for keyword in call.keywords), ast.unparse(call)
+    assert refusals or calls or module == "core/history"  # whose advice is in one place: see test_history

@@ -76,10 +76,26 @@ def test_the_newest_measured_value():
 def test_an_unknown_column_is_named_with_the_nearest():
     with pytest.raises(UnknownName, match=r"^column must be one of .+, got 'objectiv'\. Did you mean 'objective'\?$"):
         filled().column("objectiv")
+    with pytest.raises(UnknownName, match=r"got 'objectiv'\. Did you mean 'objective'\?$"):
+        filled().last("objectiv")
 
 
-def test_a_cut_line_is_refused(tmp_path):
+DAMAGED = {
+    "a cut line": (b"round,objective\n0,0.5\n1\n", "of 2 cells a line, got 1 in "),
+    "a word": (b"round,objective\n0,half\n", "of numbers, got 'half' in column 'objective' of "),
+    "another table": (b"a,b\n1,2\n", "a table with a column 'round', got ['a', 'b'] in "),
+    "nothing": (b"", "a table with a column 'round', got nothing in "),
+    "no text": (b"round\n\xff\n", "a table in UTF-8, got "),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_file_is_refused_with_what_to_do(tmp_path, kind):
+    content, said = DAMAGED[kind]
     path = tmp_path / "history.csv"
-    path.write_text("round,objective\n0,0.5\n1\n", encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"must be of 2 cells a line, got 1"):
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
         History.read(path)
+    assert str(caught.value).startswith(f"history.csv must be {said}")
+    assert str(path) in str(caught.value)
+    assert str(caught.value).endswith(". Put back the file that the run wrote, or run it again.")

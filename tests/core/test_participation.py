@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from fedpact.core.errors import FedpactError, InvalidArgument
-from fedpact.core.participation import Covering, Everyone, Fraction, Poisson, Schedule, as_participation
+from fedpact.core.participation import (
+    Covering,
+    Everyone,
+    Fraction,
+    Participation,
+    Poisson,
+    Schedule,
+    as_participation,
+)
 
 SCHEMES = [Everyone(), Fraction(0.3), Poisson(0.4), Covering(0.3, 4), Schedule([[1, 0], [], [9, 3, 4]] * 20)]
 
@@ -85,7 +93,41 @@ def test_poisson_clients_are_independent_and_rounds_may_be_empty():
     np.testing.assert_allclose(pairs, 0.04, atol=5 * math.sqrt(0.04 * 0.96 / 4000))
     empty = np.mean(chosen.sum(axis=1) == 0)
     assert empty == pytest.approx(0.8**6, abs=5 * math.sqrt(0.8**6 * (1 - 0.8**6) / 4000))
+
+
+def test_poisson_keeps_room_for_eight_deviations_and_not_for_everyone():
+    """m=1000, ρ=0.05: mean 50, deviation √47.5 = 6.89, 50 + 55.1 + 4 → 110. Few clients have room for all."""
+    assert Poisson(0.05).capacity(1000) == 110
     assert Poisson(0.2).capacity(6) == 6
+    assert Poisson(1.0).capacity(9) == 9
+    sizes = [len(Poisson(0.05).select(seed, t, 1000)) for seed in range(20) for t in range(50)]
+    assert 65 < max(sizes) < 90
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: type(s).__name__)
+def test_every_scheme_is_a_participation(scheme):
+    assert isinstance(scheme, Participation)
+    scheme.check(0, 10, 10)
+    assert scheme.describe().startswith(f"{type(scheme).__name__}(")
+
+
+def test_schemes_that_differ_are_described_differently():
+    """The text enters the digest that a checkpoint is refused by."""
+    schemes = [Everyone(), Fraction(0.3), Fraction(0.4), Poisson(0.3), Covering(0.3, 4), Covering(0.3, 5)]
+    schedules = [Schedule([[0], [1]]), Schedule([[0, 1]]), Schedule([[1], [0]])]
+    texts = [scheme.describe() for scheme in (*schemes, *schedules)]
+    assert len(set(texts)) == len(texts)
+    assert Schedule([[0], [1]]).describe() == Schedule(((np.int64(0),), (1,))).describe()
+
+
+def test_a_run_that_a_scheme_cannot_serve_is_refused():
+    with pytest.raises(InvalidArgument, match=r"^rounds must be at most 2, the schedule's length, got 3\. Run fewer"):
+        Schedule([[0], [1]]).check(0, 3, 5)
+    with pytest.raises(InvalidArgument, match=r"^schedule of round 1 must be below 5, got \[5\]\. Clients are counted"):
+        Schedule([[0], [5]]).check(0, 2, 5)
+    Schedule([[0], [5]]).check(0, 1, 5)  # as far as the run goes
+    with pytest.raises(InvalidArgument, match=r"^covering \(s0\) must be at least 4 "):
+        Covering(0.3, 3).check(0, 1, 10)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +163,9 @@ def test_rates_are_as_given():
 def test_a_schedule_is_followed_and_ends():
     schedule = Schedule([[2, 0], [], [1]])
     assert drawn(schedule, 5, 3, clients=3) == [[0, 2], [], [1]]
-    with pytest.raises(InvalidArgument, match=r"^rounds must be at most 3, the length of the schedule, got 4\.$"):
+    with pytest.raises(InvalidArgument, match=r"^rounds must be at most 3, the schedule's length, got 4\. Run fewer"):
         schedule.select(0, 3, 3)
-    with pytest.raises(InvalidArgument, match=r"^schedule of round 0 must be below 2, got \[0, 2\]\.$"):
+    with pytest.raises(InvalidArgument, match=r"^schedule of round 0 must be below 2, got \[0, 2\]\. Clients are"):
         schedule.select(0, 0, 2)
 
 
@@ -140,11 +182,13 @@ def test_what_users_write_becomes_a_scheme():
 @pytest.mark.parametrize("make", [Fraction, Poisson, lambda rho: Covering(rho, 3), as_participation])
 @pytest.mark.parametrize("rho", [0, -0.5, 1.5, math.nan, math.inf])
 def test_rates_outside_their_range_are_refused(make, rho):
-    with pytest.raises(InvalidArgument, match=r"^participation \(ρ\) must be in \(0, 1\], got .+\.$"):
+    with pytest.raises(
+        InvalidArgument, match=r"^participation \(ρ\) must be in \(0, 1\], got [^ ]+\. It is the share .+\.$"
+    ):
         make(rho)
 
 
-@pytest.mark.parametrize("value", [True, "half", None, {1: 2}])
+@pytest.mark.parametrize("value", [True, "half", None, {1: 2}, Poisson])
 def test_what_is_no_scheme_is_refused(value):
     with pytest.raises(
         FedpactError, match=r"^participation must be a number in \(0, 1\], a scheme or a list of rounds"
@@ -155,7 +199,9 @@ def test_what_is_no_scheme_is_refused(value):
 def test_a_cover_that_cannot_cover_says_what_would():
     with pytest.raises(InvalidArgument, match=r"^covering \(s0\) must be at least 4 .+ got 3\. Raise s0 or ρ\.$"):
         Covering(0.3, 3).select(0, 0, 10)
-    with pytest.raises(InvalidArgument, match=r"^covering \(s0\) must be an integer of at least 1, got 0\.$"):
+    with pytest.raises(
+        InvalidArgument, match=r"^covering \(s0\) must be an integer of at least 1, got 0\. In every s0 "
+    ):
         Covering(0.3, 0)
 
 

@@ -9,7 +9,18 @@ import jax.numpy as jnp
 import pytest
 
 from fedpact.core.errors import InvalidArgument
-from fedpact.core.stop import GradientNorm, Outcome, Rising, Rounds, Seconds, Target, Variance, any_of, first_fired
+from fedpact.core.stop import (
+    GradientNorm,
+    Never,
+    Outcome,
+    Rising,
+    Rounds,
+    Seconds,
+    Target,
+    Variance,
+    any_of,
+    first_fired,
+)
 
 
 def recent(**columns):
@@ -49,6 +60,14 @@ def test_target_from_above_and_from_below():
 def test_gradient_norm_is_strict_and_on_the_squared_norm_column():
     assert [fired(GradientNorm(1e-6), gradient=[g]) for g in (2e-6, 1e-6, 9e-7)] == [False, False, True]
     assert GradientNorm().tolerance == 1e-6
+
+
+def test_never_reads_nothing_and_ends_nothing():
+    assert Never().reads == ()
+    assert not fired(Never())
+    assert not fired(Never() & Rounds(1), round=[9.0])
+    assert fired(Never() | Rounds(1), round=[9.0])
+    assert first_fired(Never(), {"objective": [1.0, -math.inf]}) is None
 
 
 def test_seconds():
@@ -176,10 +195,15 @@ def test_rules_that_differ_are_written_differently():
     [
         (lambda: Rounds(0), r"rounds must be an integer of at least 1, got 0\."),
         (lambda: Rounds(2.5), r"rounds must be an integer of at least 1, got 2\.5\."),
-        (lambda: Target("objective", "low"), r"target must be a number, got 'low'\."),
-        (lambda: Target("objective", math.nan), r"target must be a number, got nan\."),
+        (lambda: Target("objective", "low"), r"value must be a finite number, got 'low'\. .+"),
+        (lambda: Target("objective", math.nan), r"value must be a finite number, got nan\. .+"),
+        (lambda: Target("objective", -math.inf), r"value must be a finite number, got -inf\. .+no stop rule\."),
+        (lambda: Target("accuracy", 0.9, above="no"), r"above must be true or false, got 'no'\."),
+        (lambda: Target(5, 0.9), r"column must be the name of a column, got 5\. .+"),
         (lambda: GradientNorm(0), r"tolerance must be a number above 0, got 0\."),
         (lambda: Variance(-1.0), r"tolerance must be a number above 0, got -1\.0\."),
+        (lambda: Variance(1.0, scale="m"), r"scale must be a number above 0, got 'm'\. .+"),
+        (lambda: Variance(1.0, scale=0), r"scale must be a number above 0, got 0\. .+"),
         (lambda: Variance(1.0, window=1), r"window must be an integer of at least 2, got 1\."),
         (lambda: Seconds(math.nan), r"seconds must be a number above 0, got nan\."),
     ],

@@ -11,11 +11,11 @@ from fedpact.core.contract import Algorithm
 from fedpact.core.driver import drive
 from fedpact.core.loop import Loop
 from fedpact.core.participation import Schedule
-from fedpact.core.stop import Target
+from fedpact.core.stop import Never
 from fedpact.core.vector import Vector
 from fedpact.engines import DebugEngine
 
-NEVER = Target("objective", -1e300)
+NEVER = Never()
 COHORTS = ((0, 3), (1, 2, 3), (), (3,), (0, 1, 2, 3))
 
 

@@ -7,14 +7,6 @@ import fedpact.data as data
 
 
 @pytest.fixture(scope="session")
-def adult_folder():
-    folder = Path(os.environ.get("FEDPACT_DATA", "")) / "adult"
-    if not all((folder / name).exists() for name in ("adult.data", "adult.test")):
-        pytest.skip("FEDPACT_DATA has no adult")
-    return folder
-
-
-@pytest.fixture(scope="session")
 def adult(adult_folder):
     return data.adult()
 

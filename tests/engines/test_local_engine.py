@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedpact as fp
 from fedpact.core.contract import Cohort
 from fedpact.core.errors import FedpactError, InvalidArgument, UnknownName
 from fedpact.core.loop import draw
-from fedpact.core.participation import Fraction, Schedule
+from fedpact.core.participation import Fraction, Poisson, Schedule
 from fedpact.engines import DebugEngine, LocalEngine, as_engine, local
 
 SIZES = (5, 2, 7, 2, 4, 7, 1)
@@ -187,6 +188,50 @@ def test_random_rounds_fit_the_room_made_for_them():
     for t in range(50):
         chosen = np.concatenate([s[t] for s in drawn.cohorts.slots])[drawn.cohorts.mask[t]]
         assert sorted(order[0][chosen].tolist()) == scheme.select(1, t, 200).tolist()
+
+
+@pytest.fixture(scope="module")
+def crowd():
+    """300 clients of few rows."""
+    rng = np.random.default_rng(3)
+    parts = [(rng.standard_normal((d, 3)), rng.standard_normal(d)) for d in rng.integers(1, 9, 300)]
+    return fp.data.Federation.from_arrays(parts, classes=())
+
+
+def run_crowd(crowd, participation):
+    settings = fp.FedAvg(steps=2, step=0.1)
+    run = fp.run(settings, fp.LeastSquares(), crowd, participation=participation, rounds=20, seed=2)
+    return {name: run.history.column(name) for name in ("objective", "gradient", "participants", "bytes_up")}
+
+
+def test_poisson_rounds_step_a_few_clients_to_the_numbers_of_stepping_everyone(crowd, monkeypatch):
+    """A schedule of the same draws gives every client a slot, as `Poisson` did before it kept less room."""
+    slots = []
+    plain = LocalEngine.map
+
+    def spy(self, f, data, rows, cohort, where):
+        if where[1] == "client_step":
+            slots.append(cohort.mask.shape[0])
+        return plain(self, f, data, rows, cohort, where)
+
+    monkeypatch.setattr(LocalEngine, "map", spy)
+    tight = run_crowd(crowd, Poisson(0.04))
+    assert max(slots) < 100
+    everyone = run_crowd(crowd, Schedule([Poisson(0.04).select(2, t, 300).tolist() for t in range(20)]))
+    assert max(slots) == 300
+    assert len(set(tight["participants"])) > 3
+    for name in ("participants", "bytes_up"):
+        np.testing.assert_array_equal(tight[name], everyone[name])
+    for name in ("objective", "gradient"):
+        np.testing.assert_allclose(tight[name], everyone[name], rtol=1e-12)
+
+
+def test_poisson_rounds_beyond_their_room_take_everyone_s_slots(crowd, monkeypatch):
+    roomy = run_crowd(crowd, Poisson(0.04))
+    monkeypatch.setattr(Poisson, "capacity", lambda self, clients: 1)
+    assert max(roomy["participants"]) > 1
+    for name, values in run_crowd(crowd, Poisson(0.04)).items():
+        np.testing.assert_allclose(values, roomy[name], rtol=1e-12)
 
 
 def test_engines_by_name():

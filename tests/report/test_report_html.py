@@ -15,7 +15,6 @@ from report_fakes import CHECKS, MARKUP, make_run, make_runs
 import fedpact.report
 from fedpact.core.errors import InvalidArgument, OutputError
 from fedpact.report import curves, panels, write_report
-from fedpact.report.files import write_files
 from fedpact.report.page import inline_svg
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -179,20 +178,6 @@ def test_a_folder_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path):
             write_report([run], folder, "t")
     assert [p.name for p in tmp_path.rglob("*")] == ["taken"]
     assert (tmp_path / "taken").read_text() == "mine"
-
-
-def test_a_write_that_fails_halfway_leaves_nothing(tmp_path):
-    (tmp_path / "out" / "old").mkdir(parents=True)  # a folder where a file should go: its rename fails
-    with pytest.raises(OutputError, match="out"):
-        write_files(tmp_path / "out", {"old": b"1", "new/file": b"2"})
-    assert [p.name for p in tmp_path.rglob("*")] == ["out", "old"]
-
-
-def test_files_are_replaced_and_no_temporary_name_stays(tmp_path):
-    for content in (b"1", b"2"):
-        write_files(tmp_path, {"a/b.txt": content})
-    assert [p.name for p in tmp_path.rglob("*")] == ["a", "b.txt"]
-    assert (tmp_path / "a" / "b.txt").read_bytes() == b"2"
 
 
 def test_inline_svg_keeps_text_and_makes_ids_its_own():

@@ -9,7 +9,7 @@ import pytest
 from report_fakes import LONG, MARKUP, make_run
 
 from fedpact.core.errors import InvalidArgument, OutputError, UnknownName
-from fedpact.report import bars, boxes, curves, lines_over, panels
+from fedpact.report import boxes, curves, lines_over, panels
 
 SERIES = {"FedEPM": ([0.1, 0.5, 1.0], [3.0, 2.0, 1.0], [0.3, 0.2, 0.1]), "SFedAvg": ([0.1, 0.5], [4.0, 3.0], None)}
 
@@ -139,16 +139,9 @@ def test_lines_over_draw_means_and_deviations(tmp_path):
     assert axes.lines[0].get_ydata().tolist() == [3.0, 2.0, 1.0]
     assert np.allclose(axes.collections[0].get_segments()[0][:, 1], [2.7, 3.3])
     assert {"FedEPM", "SFedAvg", "ε", "objective", "T"} <= set(svg_texts(tmp_path / "l.svg"))
-    assert len(lines_over(SERIES, errors="none").axes[0].collections) == 0
-    assert len(lines_over(SERIES, errors="band").axes[0].collections) == 1  # the other series has no deviations
-    with pytest.raises(InvalidArgument, match="errors must be"):
-        lines_over(SERIES, errors="bands")
-
-
-def test_bars_have_the_heights_of_the_means():
-    axes = bars(SERIES, ylabel="rounds").axes[0]
-    assert [patch.get_height() for patch in axes.patches] == [3.0, 2.0, 1.0, 4.0, 3.0]
-    assert len({patch.get_x() for patch in axes.patches}) == 5
+    assert len(axes.collections) == 1  # the other series has no deviations
+    with pytest.raises(InvalidArgument, match="series must be at least one series"):
+        lines_over({})
 
 
 def test_panels_share_one_legend_and_one_look(runs, tmp_path):

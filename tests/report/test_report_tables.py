@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedpact.core.errors import UnknownName
-from fedpact.report import format_value, html_table, markdown_table, text_table
+from fedpact.report import format_value, html_table, text_table
 
 ROWS = [
     {"run": "FedEPM", "objective": 0.3331, "bytes": 1234567, "note": "a|b"},
@@ -84,17 +84,11 @@ def test_headings_can_be_given():
     assert text_table(ROWS, {"bytes": "sent", "run": "name"}).split()[:2] == ["sent", "name"]
 
 
-@pytest.mark.parametrize("table", [text_table, html_table, markdown_table])
+@pytest.mark.parametrize("table", [text_table, html_table])
 def test_an_unknown_column_is_named(table):
     with pytest.raises(UnknownName, match=r"'objectiv'.*Did you mean 'objective'"):
         table(ROWS, ["run", "objectiv"])
     assert "no rows" in table([])
-
-
-def test_markdown_escapes_and_aligns():
-    lines = markdown_table(ROWS, ["objective", "note"]).splitlines()
-    assert lines[1] == "| ---: | --- |"
-    assert lines[2] == "| 0.33310 | a\\|b |"
 
 
 def test_html_table_escapes_every_part():

@@ -1,15 +1,16 @@
-"""Files that are whole or absent."""
+"""Files that are whole or absent, and JSON in them."""
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 
 import pytest
 
 from fedpact.core import files
-from fedpact.core.errors import OutputError
+from fedpact.core.errors import CheckpointError, OutputError
 
 
 def listing(folder):
@@ -105,3 +106,48 @@ def test_folders_are_made_with_their_parents(tmp_path):
     files.make_folder(tmp_path / "a" / "b")
     files.make_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
+
+
+# Several at once
+
+
+def test_a_write_that_fails_halfway_leaves_nothing(tmp_path):
+    (tmp_path / "out" / "old").mkdir(parents=True)  # a folder where a file should go: its rename fails
+    with pytest.raises(OutputError, match="out"):
+        files.write_files(tmp_path / "out", {"old": b"1", "new/file": b"2"})
+    assert [p.name for p in tmp_path.rglob("*")] == ["out", "old"]
+
+
+def test_files_are_replaced_and_no_temporary_name_stays(tmp_path):
+    for content in (b"1", b"2"):
+        files.write_files(tmp_path, {"a/b.txt": content})
+    assert [p.name for p in tmp_path.rglob("*")] == ["a", "b.txt"]
+    assert (tmp_path / "a" / "b.txt").read_bytes() == b"2"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()], ids=repr)
+def test_several_files_that_cannot_be_synced_leave_neither_files_nor_folders(tmp_path, monkeypatch, error):
+    monkeypatch.setattr(os, "fsync", failing(error))
+    with pytest.raises((OutputError, KeyboardInterrupt)):
+        files.write_files(tmp_path / "a" / "b", {"c/x": b"1", "y": b"2"})
+    assert list(tmp_path.iterdir()) == []
+
+
+# JSON
+
+
+def test_json_holds_what_it_can_and_null_for_what_is_not_finite(tmp_path):
+    values = {"a": [1.5, math.nan], 2: (math.inf, "ε"), "path": tmp_path, "deep": {"x": -math.inf}}
+    files.write_json(tmp_path / "a.json", values)
+    expected = {"a": [1.5, None], "2": [None, "ε"], "path": str(tmp_path), "deep": {"x": None}}
+    assert files.read_json(tmp_path / "a.json", "") == expected
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == files.json_text(values)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"5"])
+def test_damaged_json_is_refused_with_what_to_do(tmp_path, content):
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        files.read_json(path, "Delete it.")
+    assert str(caught.value) == f"a.json must be whole, got a damaged file {path}. Delete it."

@@ -1,0 +1,119 @@
+"""The `fedpact` command: parse → build → run. No maths."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from fedpact.cli.about import list_names, predict, show
+from fedpact.cli.compare import compare, demo, paper, tune, verify
+from fedpact.cli.runs import resume, run
+from fedpact.core.errors import FedpactError
+
+EXAMPLE = """examples:
+  fedpact demo                              a minute: real data, five algorithms in six runs, a report you can open
+  fedpact run examples/breast_cancer.toml   any experiment; --set run.rounds=50 changes a key
+  fedpact resume runs/…                     continue after a crash
+  fedpact compare a.toml b.toml             rounds, bytes, gradients, seconds to the same target
+  fedpact show fedepm                       the algorithm box, its settings, what it needs of a problem
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; errors of the user's making end in one sentence and exit code 1 or 2."""
+    options = parser().parse_args(arguments)
+    try:
+        code = options.command(options)
+        sys.stdout.flush()
+        return code
+    except FedpactError as error:
+        print(f"fedpact: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("fedpact: interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line. Sub-commands import what they need when they run, so that help is quick."""
+    top = argparse.ArgumentParser(
+        prog="fedpact",
+        description="Federated learning by penalties, ADMM and constraints.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        return sub
+
+    sub = add("demo", demo, "Compare five algorithms in six runs on real data; ends with a table and a report.")
+    sub.add_argument("--out", default="out/demo", help="folder of the report (default: %(default)s)")
+    sub.add_argument("--rounds", type=int, default=60, help="rounds of each algorithm (default: %(default)s)")
+    _json(sub)
+
+    sub = add("run", run, "Run an experiment file (TOML); the run leaves a folder that can be resumed.")
+    sub.add_argument("file", help="experiment file")
+    sub.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change a key")
+    sub.add_argument("--out", help="folder of the run (default: runs/NAME-TIME)")
+    _json(sub)
+
+    sub = add("resume", resume, "Continue a run from its folder to the bits of an uninterrupted one.")
+    sub.add_argument("folder", help="folder of the run")
+    sub.add_argument("--rounds", type=int, help="go on to this many rounds instead of the file's")
+    _json(sub)
+
+    sub = add("compare", compare, "Rounds, bytes, gradients and seconds to the same target.")
+    sub.add_argument("items", nargs="+", metavar="FILE|FOLDER", help="experiment files or folders of finished runs")
+    sub.add_argument("--target", type=float, help="value to reach (default: what all of them reach)")
+    sub.add_argument("--column", default="objective", help="column of the history (default: %(default)s)")
+    sub.add_argument("--above", action="store_true", help="the target is reached from below (accuracy)")
+    sub.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change a key")
+    sub.add_argument("--out", help="folder of a report")
+    _json(sub)
+
+    sub = add("tune", tune, "Choose settings from a grid by a documented protocol.")
+    sub.add_argument("file", help="experiment file")
+    sub.add_argument("--grid", action="append", required=True, metavar="SETTING=V1,V2,…", help="values of a setting")
+    sub.add_argument("--method", default="halving", help="grid or halving (default: %(default)s)")
+    sub.add_argument("--rounds", type=int, default=27, help="rounds of the last rung (default: %(default)s)")
+    sub.add_argument("--metric", default="objective", help="column, or held_out.NAME (default: %(default)s)")
+    sub.add_argument("--budget", type=int, help="refuse to spend more rounds than this in all")
+    sub.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change a key")
+    _json(sub)
+
+    sub = add("predict", predict, "Predict the rows of a CSV file with a saved model.")
+    sub.add_argument("model", help="model.bin of a run")
+    sub.add_argument("data", help="CSV file with the columns of training")
+    sub.add_argument("--out", help="write to this file instead of the screen")
+    _json(sub)
+
+    sub = add("list", list_names, "List algorithms, problems, datasets and splits.")
+    _json(sub)
+    sub = add("show", show, "Print an algorithm's box, settings, presets and needs.")
+    sub.add_argument("name", help="algorithm")
+    _json(sub)
+
+    sub = add("paper", paper, "Redraw a paper's figure or table: 'paper list', 'paper fedepm fig3 --trials 20'.")
+    sub.add_argument("name", help="'list', or a paper")
+    sub.add_argument("figure", nargs="?", help="figure or table")
+    sub.add_argument("--trials", type=int, help="seeded trials (default: the experiment's own)")
+    sub.add_argument("--out", help="folder (default: out/PAPER/FIGURE)")
+    _json(sub)
+
+    sub = add("verify", verify, "Replay a recorded trajectory: 'verify golden FILE'; exits 1 where it differs.")
+    sub.add_argument("what", choices=["golden"], help="what to verify")
+    sub.add_argument("file", help="recording (.mat)")
+    _json(sub)
+    return top
+
+
+def _json(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--json", action="store_true", help="print machine-readable results")

@@ -1,0 +1,127 @@
+"""Several runs: `fedpact compare`, `tune`, `paper`, `verify` and `demo`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedpact.core.errors import InvalidArgument, unknown
+from fedpact.core.files import json_text
+
+
+def compare(options: argparse.Namespace) -> int:
+    """`fedpact compare A B …`."""
+    from fedpact.race import gather, race
+    from fedpact.report import text_table
+
+    runs = gather(options.items, options.changes)
+    rows, target = race(runs, options.column, options.target, options.above)
+    report = runs.report(options.out) if options.out else None
+    if options.json:
+        found = {"column": options.column, "target": target, "runs": rows, "report": report and str(report)}
+        print(json_text(found), end="")
+    else:
+        sign = "≥" if options.above else "≤"
+        print(f"to reach {options.column} {sign} {target:.8g}\n{text_table(rows)}")
+        if report:
+            print(f"\nreport: {report}")
+    return 0
+
+
+def tune(options: argparse.Namespace) -> int:
+    """`fedpact tune FILE --grid …`."""
+    from fedpact.experiment import build, read
+    from fedpact.report import text_table
+    from fedpact.tune import tune as search
+
+    experiment, _ = build(read(options.file, options.changes))
+    kept = ("participation", "stop", "evaluate_every", "precision", "engine")
+    tuned = search(
+        experiment.algorithm,
+        experiment.problem,
+        experiment.federation,
+        _grid(options.grid),
+        metric=options.metric,
+        method=options.method,
+        rounds=options.rounds,
+        seed=experiment.seed,
+        budget=options.budget,
+        on_trial=None if options.json else _say,
+        **{key: getattr(experiment, key) for key in kept},
+    )
+    if options.json:
+        best = {"settings": tuned.settings.to_dict(), "score": tuned.score, "rounds": tuned.rounds}
+        print(json_text(best | {"trials": tuned.table()}), end="")
+    else:
+        print(text_table(tuned.table()))
+        print(f"\nbest of {tuned.rounds} rounds: {tuned.settings.label}, {options.metric} {tuned.score:.8g}")
+    return 0
+
+
+def _grid(items: list[str]) -> dict[str, list[Any]]:
+    from fedpact.experiment import toml_value
+
+    grid: dict[str, list[Any]] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals or not text:
+            example = "For example: --grid scale=0.3,1,3"
+            raise InvalidArgument(f"--grid must be setting=value,value,… got {item!r}. {example}")
+        grid[name.removeprefix("algorithm.")] = [toml_value(word) for word in text.split(",")]
+    return grid
+
+
+def _say(trial: Any) -> None:
+    print(f"{trial.changes}  {trial.rounds} rounds: {trial.score:.8g}", file=sys.stderr)
+
+
+def paper(options: argparse.Namespace) -> int:
+    """`fedpact paper …`."""
+    from fedpact.papers import PAPERS, redraw
+
+    if options.name == "list":
+        names = {name: {fig: what for fig, (what, _) in figures.items()} for name, figures in PAPERS.items()}
+        if options.json:
+            print(json_text(names), end="")
+        else:
+            for name, figures in names.items():
+                for figure, what in figures.items():
+                    print(f"{name:<10}{figure:<8}{what}")
+        return 0
+    if options.name not in PAPERS:
+        raise unknown("paper", options.name, ["list", *PAPERS])
+    if options.figure not in PAPERS[options.name]:
+        raise unknown(f"figure of {options.name}", options.figure, PAPERS[options.name])
+    result = redraw(options.name, options.figure, options.trials, options.out, quiet=options.json)
+    if options.json:
+        print(json_text(result), end="")
+    return 0
+
+
+def verify(options: argparse.Namespace) -> int:
+    """`fedpact verify golden FILE`."""
+    from fedpact.report import format_value
+    from fedpact.verify import TOLERANCE, golden
+
+    found = golden(options.file)
+    if options.json:
+        print(json_text({**found._asdict(), "tolerance": TOLERANCE, "passed": found.passed}), end="")
+    else:
+        verdict, allowed = "agrees" if found.passed else "DIFFERS", format_value(TOLERANCE)
+        print(
+            f"{found.file}: {found.algorithm}, {found.clients} clients, {found.rounds} rounds: objective {verdict}, "
+            f"largest difference {found.difference:.3g} in round {found.worst_round} (allowed {allowed})"
+        )
+    return 0 if found.passed else 1
+
+
+def demo(options: argparse.Namespace) -> int:
+    """`fedpact demo`."""
+    from fedpact.demo import run_demo
+
+    result = run_demo(Path(options.out), options.rounds, quiet=options.json)
+    if options.json:
+        print(json_text(result), end="")
+    return 0

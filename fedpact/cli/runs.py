@@ -1,0 +1,65 @@
+"""`fedpact run` and `fedpact resume`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedpact.core.files import json_text
+
+
+def run(options: argparse.Namespace) -> int:
+    """`fedpact run FILE`."""
+    from fedpact.experiment import read
+
+    return _execute(read(options.file, options.changes), options.out, options.json, resuming=False)
+
+
+def resume(options: argparse.Namespace) -> int:
+    """`fedpact resume FOLDER`."""
+    from fedpact.folder import read_experiment
+
+    values = read_experiment(Path(options.folder))
+    if options.rounds is not None:
+        values.setdefault("run", {})["rounds"] = options.rounds
+    return _execute(values, options.folder, options.json, resuming=True)
+
+
+def _execute(values: Mapping[str, Any], out: str | None, as_json: bool, resuming: bool) -> int:
+    from fedpact.experiment import build
+    from fedpact.run import execute
+
+    experiment, name = build(values)
+    label = name or experiment.algorithm.name
+    folder = Path(out or f"runs/{label}-{time.strftime('%Y%m%d-%H%M%S')}")
+    try:
+        result = execute(experiment, folder=folder, name=label, progress=None, resuming=resuming, source=values)
+    except KeyboardInterrupt:
+        print(f"fedpact: interrupted. Continue with: fedpact resume {folder}", file=sys.stderr)
+        return 130
+    return _finished(result, folder, as_json)
+
+
+def _finished(result: Any, folder: Path, as_json: bool) -> int:
+    from fedpact.core.stop import Outcome
+    from fedpact.folder import record
+    from fedpact.report import text_table
+
+    report = folder / "report.html"
+    if as_json:
+        print(json_text(record(result) | {"folder": str(folder), "report": str(report)}), end="")
+    else:
+        print(text_table([{"run": result.name, **result.summary}]))
+        if result.metrics:
+            print("\nheld-out rows\n" + text_table([result.metrics["pooled"]]))
+        for notice in result.notices:
+            print(f"\nnotice: {notice}")
+        print(f"\n{result.outcome}.\nreport: {report}")
+    if result.outcome_kind is Outcome.INTERRUPTED:
+        print(f"continue with: fedpact resume {folder}", file=sys.stderr)
+        return 130
+    return 1 if result.outcome_kind is Outcome.NONFINITE else 0

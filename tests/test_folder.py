@@ -1,0 +1,112 @@
+"""Folders that cannot be written, or no longer: what is there is whole, and nothing is left of what never began."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers_experiment import experiment, same_bits, tree, whole, write_csv, write_toml
+from helpers_refused import refused
+
+import fedpact as fp
+from fedpact.core.errors import OutputError
+from fedpact.experiment import build, read
+
+
+def test_an_output_folder_that_is_a_file(command, people, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    before = tree(tmp_path)
+    refused(command("run", people, "--out", "file"), "output folder must be new or empty, got 'file'.")
+    refused(
+        command("run", people, "--out", "file/below"), "output folder must be writable, got 'file/below': Not a dir"
+    )
+    experiment, _ = build(read(people))
+    options = {"rounds": 1, "participation": 0.5}
+    for folder, form in (
+        ("file", "output folder must be new or empty, got "),
+        ("file/below", "output folder must be "),
+    ):
+        with pytest.raises(OutputError, match=form):
+            fp.run(experiment.algorithm, experiment.problem, experiment.federation, folder=tmp_path / folder, **options)
+    assert tree(tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_made(command, people):
+    done = command("run", people, "--out", "/proc/fedpact")
+    refused(done, "output folder must be writable, got '/proc/fedpact': ")
+    assert not Path("/proc/fedpact").exists()
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """mounted("size=200k") makes a small file system in tmp_path; skips where mounting is not permitted."""
+    places = []
+
+    def mount(name: str, options: str) -> Path:
+        place = tmp_path / name
+        place.mkdir()
+        if os.geteuid() != 0 or shutil.which("mount") is None:
+            pytest.skip("mounting a small file system needs root")
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"mounting a small file system is not permitted: {done.stderr.strip()}")
+        places.append(place)
+        return place
+
+    yield mount
+    for place in places:
+        subprocess.run(["umount", place], check=True)
+
+
+def test_a_file_system_that_is_read_only(command, people, mounted):
+    place = mounted("readonly", "size=200k,ro")
+    refused(command("run", people, "--out", place / "run"), "output folder must be writable, got ", "Read-only")
+    refused(command("run", people, "--out", place), "output folder must be writable, got ", "Read-only")
+    assert list(place.iterdir()) == []
+
+
+LONG = "run.rounds=2000"  # some 300 kB of history
+
+
+@pytest.fixture(scope="module")
+def straight(zygote, tmp_path_factory):
+    """The folder of the long run, uninterrupted."""
+    folder = tmp_path_factory.mktemp("straight")
+    write_csv(folder / "people.csv")
+    write_toml(folder / "people.toml", experiment())
+    done = zygote.start("run", "people.toml", "--out", "run", "--set", LONG, cwd=folder).wait()
+    assert done.code == 0, done.err
+    return folder / "run"
+
+
+def test_a_full_disk_in_the_middle_of_a_run(command, people, mounted, straight):
+    place = mounted("small", "size=160k")
+    folder = place / "run"
+    done = command("run", people, "--out", folder, "--set", LONG, checkpoint_seconds=0.0)
+    refused(done, "output folder must be writable, got ", "the disk is full", "what was written before is whole")
+    rounds = len((folder / "history.csv").read_bytes().splitlines())
+    assert 100 < rounds < 2000
+    whole(folder)
+    assert list(folder.glob("checkpoint-*.bin"))
+    assert list(folder.glob(".*.tmp")) == []
+
+    subprocess.run(["mount", "-o", "remount,size=4m", place], check=True)  # some room is made
+    resumed = command("resume", folder)
+    assert resumed.code == 0, resumed.err
+    same_bits(folder, straight)
+
+
+@pytest.mark.parametrize("limit", [1500, 60_000], ids=["first files", "history"])
+def test_a_write_that_fails_in_the_middle_of_a_run(command, people, straight, tmp_path, limit):
+    """The same without root: no file may grow beyond a limit."""
+    done = command("run", people, "--out", "run", "--set", LONG, file_limit=limit, checkpoint_seconds=0.0)
+    refused(done, "output folder must be writable, got ", "File too large", "what was written before is whole")
+    folder = tmp_path / "run"
+    whole(folder)
+    assert list(folder.glob(".*.tmp")) == []
+    resumed = command("resume", folder)
+    assert resumed.code == 0, resumed.err
+    same_bits(folder, straight)

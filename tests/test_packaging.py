@@ -1,0 +1,77 @@
+"""What pyproject.toml declares is what the code imports, and the version is written once."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import fedpact
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NAMES = {"scikit-learn": "sklearn"}
+TOOLS = {"pytest-xdist", "ruff", "mypy"}  # run, not imported
+
+
+def declared(requirements: list[str]) -> set[str]:
+    return {re.match(r"[\w-]+", requirement)[0] for requirement in requirements}
+
+
+def imported(*folders: str) -> set[str]:
+    """Top-level names of other projects that the modules below these folders import, lazily or not."""
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    own = {path.stem for path in paths} | {"fedpact"} | set(sys.stdlib_module_names)
+    found = set()
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(node.module.split(".")[0])
+    return found - own
+
+
+def test_the_package_imports_what_it_declares_and_nothing_else():
+    wanted = {NAMES.get(name, name) for name in declared(PROJECT["dependencies"])}
+    assert imported("fedpact") == wanted
+
+
+def test_tests_and_benchmarks_import_what_is_declared_for_them():
+    wanted = {NAMES.get(name, name) for name in declared(PROJECT["dependencies"])}
+    extra = declared(PROJECT["optional-dependencies"]["dev"]) - TOOLS
+    assert imported("tests", "benchmarks") - wanted == extra
+
+
+def test_the_version_is_written_once():
+    assert "version" in PROJECT["dynamic"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", fedpact.__version__)
+    assert f"[{fedpact.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_tools_whose_verdict_changes_with_their_version_are_pinned():
+    pins = [
+        requirement for requirement in PROJECT["optional-dependencies"]["dev"] if re.match("ruff|mypy", requirement)
+    ]
+    assert len(pins) == 2
+    for requirement in pins:
+        assert re.fullmatch(r"\w+==\d+\.\d+\.\*", requirement)
+
+
+def test_type_checkers_of_users_see_the_types():
+    assert (Path(fedpact.__file__).parent / "py.typed").is_file()
+
+
+def test_every_marker_is_used():
+    own = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    for marker in own.get("markers", ()):
+        name = marker.partition(":")[0]
+        assert any(f"mark.{name}" in path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+
+
+def test_the_licence_is_named_as_packaging_tools_read_it():
+    assert PROJECT["license"] == "Apache-2.0"
+    assert PROJECT["license-files"] == ["LICENSE"]
+    assert not any("License" in classifier for classifier in PROJECT["classifiers"])

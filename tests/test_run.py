@@ -1,0 +1,172 @@
+"""Running from Python: what an experiment refuses when it is made, and the folders that runs keep."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import fedpact as fp
+from fedpact.core.errors import ClientError, InvalidArgument, OutputError, UnknownName
+from fedpact.problems import PROBLEMS
+from fedpact.run import Experiment
+
+PROBLEM = fp.LeastSquares()
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return fp.data.synthetic(kind="least_squares", rows=60, features=3)
+
+
+@pytest.fixture(scope="module")
+def federation(dataset):
+    return dataset.split(clients=4)
+
+
+def test_an_experiment_is_checked_when_it_is_made(federation):
+    with pytest.raises(InvalidArgument, match=r"algorithm must be settings such as fedpact.FedEPM\(\), got 'fedepm'"):
+        Experiment("fedepm", PROBLEM, federation)
+    with pytest.raises(
+        InvalidArgument, match=r"algorithms must be settings such as fedpact.FedEPM\(\), got \['fedepm'"
+    ):
+        fp.compare(["fedepm"], PROBLEM, federation)
+    with pytest.raises(InvalidArgument, match=r"stop must be a rule of fedpact\.stop, got 'soon'"):
+        Experiment(fp.FedAvg(), PROBLEM, federation, stop="soon")
+
+
+@pytest.mark.parametrize("problem", ["logistic", fp.Logistic, None], ids=str)
+def test_what_is_no_problem_is_refused(federation, problem):
+    with pytest.raises(
+        InvalidArgument, match=r"^problem must be a problem such as fedpact\.Logistic\(\), got .+ One of"
+    ):
+        Experiment(fp.FedAvg(), problem, federation)
+
+
+def test_a_dataset_is_no_federation(dataset):
+    said = r"^federation must be a Federation, got 'Dataset'\. Deal a dataset's rows .+split\(clients=10\)\.$"
+    for call in (
+        lambda: fp.run(fp.FedAvg(), PROBLEM, dataset),
+        lambda: fp.compare([fp.FedAvg()], PROBLEM, dataset),
+        lambda: fp.trials(fp.FedAvg(), PROBLEM, dataset, [0, 1]),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            call()
+
+
+@dataclass(frozen=True)
+class Bare:
+    """A problem that does not know its Lipschitz constant."""
+
+    def check(self, federation):
+        pass
+
+    def init(self, features, dtype):
+        return PROBLEM.init(features, dtype)
+
+    def value_and_gradient(self, w, batch):
+        return PROBLEM.value_and_gradient(w, batch)
+
+    def gradient(self, w, batch):
+        return PROBLEM.gradient(w, batch)
+
+    def counts(self, w, batch):
+        return PROBLEM.counts(w, batch)
+
+    def predict(self, w, x):
+        return PROBLEM.predict(w, x)
+
+
+def test_what_the_algorithm_needs_is_checked_without_a_stop_rule_too(federation):
+    with pytest.raises(InvalidArgument, match="problem must be one that has 'lipschitz' for fedavg, got Bare"):
+        Experiment(fp.FedAvg(), Bare(), federation)
+    assert fp.run(fp.FedAvg(step=0.1), Bare(), federation, rounds=1).history.rounds == 1
+
+
+def test_trials_need_room_for_one(federation):
+    for count in (0, -1, 2.5):
+        with pytest.raises(InvalidArgument, match=rf"^at_once must be an integer of at least 1, got {count}\. It is"):
+            fp.trials(fp.FedAvg(), PROBLEM, federation, [0, 1], at_once=count)
+
+
+def test_names_that_do_not_exist(federation):
+    with pytest.raises(InvalidArgument, match="names must be 1 names, one per algorithm, got "):
+        fp.compare([fp.FedAvg()], PROBLEM, federation, names=["a", "b"])
+    with pytest.raises(UnknownName, match="fedavg preset must be one of lipschitz, rows, got 'papr'"):
+        fp.FedAvg.preset("papr")
+    with pytest.raises(UnknownName, match=r"dataset must be one of .* Did you mean 'iris'"):
+        fp.data.load("irs")
+    with pytest.raises(UnknownName, match="how must be one of"):
+        federation.dataset.split(clients=3, how="random")
+    with pytest.raises(InvalidArgument, match=r"clients \(m\) must be at most the number of rows, 60, got 61"):
+        federation.dataset.split(clients=61)
+
+
+# Folders of a comparison
+
+
+def test_every_run_of_a_comparison_has_a_folder_of_its_own(federation, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")
+    settings = [fp.FedAvg(step=0.1), fp.FedEPM(), fp.FedAvg(step=0.2)]
+    runs = fp.compare(settings, PROBLEM, federation, rounds=2, folder=tmp_path / "all")
+    names = ["01-fedavg", "02-fedepm", "03-fedavg"]
+    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == names
+    assert [run.folder.name for run in runs] == names
+    for run in runs:
+        assert (run.folder / "result.json").is_file()
+    longer = fp.compare(settings, PROBLEM, federation, rounds=4, folder=tmp_path / "all", resume=True)
+    straight = fp.compare(settings, PROBLEM, federation, rounds=4)
+    for one, other in zip(longer, straight, strict=True):
+        np.testing.assert_array_equal(one.history.column("objective"), other.history.column("objective"))
+
+
+def test_a_run_that_never_begins_leaves_nothing(federation, tmp_path, monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise ClientError("round 0, client 1, join: something failed.")
+
+    monkeypatch.setattr(sys.modules["fedpact.run"], "drive", fail)  # fedpact.run is the function
+    (tmp_path / "empty").mkdir()
+    for name, left in (("new", False), ("empty", True)):
+        with pytest.raises(ClientError):
+            fp.run(fp.FedAvg(), PROBLEM, federation, folder=tmp_path / name)
+        assert (tmp_path / name).exists() == left
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_a_folder_of_something_else_is_left_alone(federation, tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="output folder must be new or empty"):
+        fp.run(fp.FedAvg(), PROBLEM, federation, folder=tmp_path)
+    monkeypatch.setattr("fedpact.folder.environment", lambda: (_ for _ in ()).throw(OutputError("full.")))
+    with pytest.raises(OutputError, match="full"):
+        fp.run(fp.FedAvg(), PROBLEM, federation, folder=tmp_path, resume=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+# A problem without a name
+
+
+def test_a_problem_that_cannot_be_saved_is_refused_before_the_first_round(federation, tmp_path):
+    said = r"^problem must be one of least_squares, logistic to be saved, got Bare\. Give it a name first: .+ = Bare$"
+    with pytest.raises(InvalidArgument, match=said):
+        fp.run(fp.FedAvg(step=0.1), Bare(), federation, rounds=1, folder=tmp_path / "run")
+    runs = fp.compare([fp.FedAvg(step=0.1)], Bare(), federation, rounds=1)
+    with pytest.raises(InvalidArgument, match=said):
+        runs.report(tmp_path / "report")
+    with pytest.raises(InvalidArgument, match=said):
+        runs[0].model.save(tmp_path / "model.bin")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_problem_with_a_name_is_saved_and_loaded(federation, tmp_path, monkeypatch):
+    monkeypatch.setitem(PROBLEMS, "bare", Bare)
+    run = fp.run(fp.FedAvg(step=0.1), Bare(), federation, rounds=1)
+    path = run.model.save(tmp_path / "model.bin")
+    assert fp.Model.load(path).problem == Bare()
+    monkeypatch.delitem(PROBLEMS, "bare")
+    with pytest.raises(
+        UnknownName, match=r"^problem of .+model\.bin must be one of least_squares, logistic, got 'bare'"
+    ):
+        fp.Model.load(path)
