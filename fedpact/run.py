@@ -27,7 +27,7 @@ from fedpact.core.errors import (
 from fedpact.core.files import make_folder, write_atomic, write_json
 from fedpact.core.history import History
 from fedpact.core.loop import Loop
-from fedpact.core.participation import as_participation
+from fedpact.core.participation import Schedule, as_participation
 from fedpact.core.settings import Settings
 from fedpact.core.stop import Never, Outcome, Rule
 from fedpact.data import Federation

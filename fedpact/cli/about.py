@@ -66,11 +66,10 @@ def show(options: argparse.Namespace) -> int:
 def predict(options: argparse.Namespace) -> int:
     """`fedpact predict MODEL data.csv`."""
     from fedpact.model import Model
-    from fedpact.problems import Logistic
 
     model = Model.load(options.model)
     values = model.predict_csv(options.data)
-    classes = model.schema.classes if model.schema and isinstance(model.problem, Logistic) else ()
+    classes = model.schema.classes if model.schema and model.problem.classifies else ()
     if options.json:
         found: dict[str, Any] = {"predictions": values.tolist()}
         if classes:
