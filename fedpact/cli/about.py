@@ -37,7 +37,7 @@ def list_names(options: argparse.Namespace) -> int:
     for group, names in groups.items():
         print(group)
         for name, text in names.items():
-            print(f"  {name:<16}{text}")
+            print(f"  {name:<20}{text}")
     return 0
 
 

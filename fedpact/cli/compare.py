@@ -88,7 +88,7 @@ def paper(options: argparse.Namespace) -> int:
         else:
             for name, figures in names.items():
                 for figure, what in figures.items():
-                    print(f"{name:<10}{figure:<8}{what}")
+                    print(f"{name:<14}{figure:<8}{what}")
         return 0
     if options.name not in PAPERS:
         raise unknown("paper", options.name, ["list", *PAPERS])
