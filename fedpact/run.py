@@ -292,7 +292,8 @@ def _loop(experiment: Experiment) -> Loop:
 def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Path | None) -> Run:
     model = Model(e.problem, as_host(end.model), e.federation.dataset.schema)
     scores = held_out(model, e.federation) if any(len(rows) for rows in e.federation.held_out) else None
-    notices = [*loop.algorithm.notices, *_uncovered(e, loop.algorithm)]
+    verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
+    notices = [*loop.algorithm.notices, *_uncovered(e, loop.algorithm), *verdict]
     if end.outcome is Outcome.NONFINITE:
         notices.append(f"The run stopped: {end.where}. The model is the last one that was finite.")
     label = name or e.algorithm.label

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import scipy.io
+import scipy.sparse
 
 from fedpact import data
 from fedpact.algorithms.fedepm import FedEPM, Hello, Upload
@@ -106,9 +107,8 @@ def _inexact_admm(path: Path, fields: dict[str, Any]) -> Verified:
     linear = "linear" in path.name
     if linear == ("logistic" in path.name):
         raise DataError(f"recording of inexact ADMM must have 'linear' or 'logistic' in its name, got {path.name!r}.")
-    a, b = np.asarray(fields["A"]), np.asarray(fields["b"]).ravel()
-    sizes = fields["dim"].ravel().astype(int)
-    a = a.toarray() if hasattr(a, "toarray") else a
+    a = fields["A"].toarray() if scipy.sparse.issparse(fields["A"]) else np.asarray(fields["A"])
+    b, sizes = np.asarray(fields["b"]).ravel(), fields["dim"].ravel().astype(int)
     if sizes.sum() != len(a) or len(a) != len(b) or np.any(sizes < 1):
         raise DataError(f"dim must sum to the rows of A and b, {len(a)} and {len(b)}, got {sizes.sum()} in {path}.")
     recorded = _numbers(fields["OBJ"], path)

@@ -167,6 +167,7 @@ def test_a_problem_with_a_name_is_saved_and_loaded(federation, tmp_path, monkeyp
     assert fp.Model.load(path).problem == Bare()
     monkeypatch.delitem(PROBLEMS, "bare")
     with pytest.raises(
-        UnknownName, match=r"^problem of .+model\.bin must be one of least_squares, logistic, nonconvex_logistic, got 'bare'"
+        UnknownName,
+        match=r"^problem of .+model\.bin must be one of least_squares, logistic, nonconvex_logistic, got 'bare'",
     ):
         fp.Model.load(path)

@@ -122,6 +122,7 @@ class Algorithm(NamedTuple):
     coverage: str = ""  # the theorem that needs everyone to take part again and again, where there is one
     needs: frozenset[str] = frozenset()
     notices: tuple[str, ...] = ()  # sentences the reader of a report must see
+    verdict: Callable[[Any], list[str]] | None = None  # such sentences that only the finished history can tell
 
 
 def check_needs(algorithm: Algorithm, problem: Any) -> None:

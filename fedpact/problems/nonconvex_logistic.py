@@ -48,7 +48,7 @@ class NonconvexLogistic:
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""
         value, gradient = self._loss.value_and_gradient(w, batch)
-        return value + self.beta * jnp.sum(1 - 1 / (1 + w.tree["w"] ** 2)), gradient + self._slope(w)
+        return value + self.beta * jnp.sum(w.tree["w"] ** 2 / (1 + w.tree["w"] ** 2)), gradient + self._slope(w)
 
     def gradient(self, w: Vector, batch: Batch) -> Vector:
         """∇f_i(w)."""

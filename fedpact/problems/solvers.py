@@ -91,8 +91,9 @@ MEMORY = 8  # pairs that L-BFGS remembers
 def lbfgs(sub: Subproblem, most: int) -> Solved:
     """L-BFGS from w until ‖φ‖² ≤ ε, at most `most` steps.
 
-    A quasi-Newton step that does not bring ‖φ‖ down by a tenth is replaced by a step (3.12), whose contraction
-    Theorem 3.1 guarantees. No function values are compared: near the solution they no longer tell points apart.
+    A quasi-Newton step that does not bring ‖φ‖ down by a tenth is replaced by a step (3.12), which contracts by
+    Theorem 3.1 where σ > αs_i + αr_i/2. No function values are compared: near the solution they no
+    longer tell points apart.
     """
     w, unflatten = ravel_pytree(sub.w)
 
@@ -153,7 +154,9 @@ def exact(sub: Subproblem, most: int) -> Solved:
     """The solution to rounding where ∇f_i is affine (least squares): conjugate gradients on (α∇²f_i + σI) e = −φ(w).
 
     The system's condition number is at most (αr_i + σ)/σ, so a few dozen products settle it; A_iᵀA_i is not formed.
+    `most` does not apply: an exact solver takes what it needs, at most 2n + 50 products.
     """
+    most = 2 * sub.w.size + 50
 
     def product(p: Vector) -> Vector:
         return jax.jvp(sub.gradient, (sub.w,), (p,))[1] + sub.sigma * p

@@ -17,7 +17,7 @@ import fedpact as fp
 from fedpact.algorithms.inexact_admm import InexactADMM, inner_bound, lyapunov_weight
 from fedpact.core.errors import DataError, InvalidArgument, UnknownName
 from fedpact.problems import optimum
-from fedpact.problems.solvers import SOLVERS, Subproblem, exact, gradient_steps, lbfgs, recorded_steps
+from fedpact.problems.solvers import SOLVERS, Subproblem, gradient_steps, lbfgs, recorded_steps
 from fedpact.run import Experiment
 
 COHORTS = ((0, 2, 5), (1, 3, 4, 6), (), (2,), (0, 1, 2, 3, 4, 5, 6), (2, 6))
@@ -209,7 +209,7 @@ def test_on_a_nonconvex_problem_the_lyapunov_value_falls_to_a_stationary_point(s
 def test_the_lemma_s_decrease_is_met_with_its_constants():
     """L̃^k − L̃^{k+1} ≥ (σ/2)‖Δw‖² + (c/4)Σ‖Δw_i‖², c = min (σ_i + α_i r_i)(2σ_i − 5α_i r_i)/σ_i, for k0 = 1."""
     clients, nu = parts(), 0.7
-    settings = InexactADMM.preset("theory", k0=1, nu=nu, epsilon=1e-2)
+    settings = InexactADMM.preset("theory", k0=1, nu=nu, epsilon=1e-12)
     moments = play(built(settings), PROBLEM, clients, ZERO, COHORTS[:2] * 5)
 
     def lyapunov(w, states):
@@ -254,6 +254,16 @@ def test_theorem_3_1_bounds_the_inner_steps(seed):
         out = gradient_steps(sub, 1000)
         assert int(out.gradients) <= inner_bound(sigma, r, 0.0, float(np.sum((w - best) ** 2)), epsilon)
         assert np.sum(slope(flat(out.v)) ** 2) <= epsilon
+
+
+def test_the_bound_of_theorem_3_1_in_round_numbers():
+    """σ = 4, αr = 2: ϱ = 4, 2(4 + 16)·‖·‖²/ε = 40·1.6/1 = 64 = 4³. With αs = 2: ϱ = 2, 64 = 2⁶."""
+    assert inner_bound(4.0, 2.0, 0.0, 1.6, 1.0) == 3
+    assert inner_bound(4.0, 2.0, 2.0, 1.6, 1.0) == 6
+    assert inner_bound(4.0, 2.0, 0.0, 1.7, 1.0) == 4
+    assert inner_bound(4.0, 2.0, 0.0, 0.0, 1.0) == 1
+    with pytest.raises(InvalidArgument, match=r"^sigma \(σ_i\) must be above α_i s_i \+ α_i r_i/2 = 3"):
+        inner_bound(3.0, 2.0, 2.0, 1.0, 1.0)
 
 
 # (c) invariants
@@ -336,7 +346,7 @@ def test_the_share_of_local_steps_that_break_the_residual_is_reported():
 def test_with_exact_local_solves_it_is_exact_admm():
     """(3.10) in NumPy with a direct solver: w, w_i and π_i for twelve rounds."""
     clients, m = parts("least_squares"), 7
-    settings = InexactADMM(k0=1, sigma=0.7, duals="gradient", solver="exact", inner=1000)
+    settings = InexactADMM(k0=1, sigma=0.7, duals="gradient", solver="exact")
     moments = play(built(settings, LINEAR), LINEAR, clients, vector(np.zeros(3)), [range(7)] * 12)
     hessian = [(x.T @ x + 0.3 * np.eye(3)) / (m * len(y)) for x, y in clients]
     linear = [x.T @ y / (m * len(y)) for x, y in clients]
@@ -382,7 +392,7 @@ def test_lbfgs_needs_fewer_gradients_than_gradient_steps():
 
 
 def test_solvers_stop_at_their_cap():
-    for solver in (gradient_steps, lbfgs, exact):
+    for solver in (gradient_steps, lbfgs):
         sub = subproblem(LINEAR, 1, 0.0)
         out = solver(sub, 2)
         assert int(out.gradients) <= 4
@@ -402,7 +412,7 @@ def test_a_solver_of_the_user_s_is_plugged_in():
 
     clients = parts("least_squares")
     both = [
-        play(built(InexactADMM(k0=2, solver=solver, inner=1000), LINEAR), LINEAR, clients, vector(np.zeros(3)), COHORTS)
+        play(built(InexactADMM(k0=2, solver=solver), LINEAR), LINEAR, clients, vector(np.zeros(3)), COHORTS)
         for solver in (newton, "exact")
     ]
     for a, b in zip(*both, strict=True):
@@ -414,7 +424,7 @@ def test_a_solver_of_the_user_s_is_plugged_in():
 def test_one_client_with_an_exact_solver_is_the_proximal_point_method():
     """m = 1: w⁺ = w_i + π_i/σ, and π_i = −g_i(w_i) after a solve: a gradient step of length 1/σ from w_i."""
     (client,) = parts("least_squares", sizes=(9,))
-    algorithm = built(InexactADMM(k0=1, sigma=1.5, duals="gradient", solver="exact", inner=1000), LINEAR, 1)
+    algorithm = built(InexactADMM(k0=1, sigma=1.5, duals="gradient", solver="exact"), LINEAR, 1)
     for moment in play(algorithm, LINEAR, [client], vector(np.zeros(3)), [[0]] * 4):
         (state,) = moment.clients_after
         w_i, sigma = flat(state.w), float(state.sigma)
@@ -486,6 +496,25 @@ def test_the_command_says_that_the_theorems_do_not_apply():
     assert not fp.run(InexactADMM.preset("theory"), PROBLEM, federation, rounds=1).notices
     (said,) = built(InexactADMM.preset("theory", sigma=2.5)).notices
     assert "π_i⁰" not in said
+    (said,) = built(InexactADMM.preset("theory", floor=1e-3)).notices
+    assert "its floor of 0.001 is above 1e-14" in said
+
+
+def test_a_run_whose_steps_broke_the_residual_says_so():
+    """One inner step is not enough here, and only the finished history can tell."""
+    federation = byhand.federation(parts())
+    settings = InexactADMM.preset("theory", inner=1, epsilon=1e-12)
+    assert not built(settings).notices
+    (said,) = fp.run(settings, PROBLEM, federation, rounds=2).notices
+    assert said.startswith("Up to 100% of a round's local steps broke (3.5)")
+
+
+def test_single_precision_has_a_floor_it_can_meet():
+    history = fp.run(
+        InexactADMM.preset("theory", nu=0.5), PROBLEM, byhand.federation(parts()), rounds=40, precision="single"
+    ).history
+    assert np.nanmax(history.column("violations")) == 0
+    assert history.last("epsilon") == pytest.approx((1e-14 * 2**29) ** 2, rel=1e-3)
 
 
 def test_an_upload_that_is_not_finite_is_refused_and_its_client_named():
