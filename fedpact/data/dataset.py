@@ -33,7 +33,7 @@ class Dataset:
     """
 
     name: str
-    x: np.ndarray
+    x: Any
     y: np.ndarray
     schema: Schema
     raw: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Dataset:
         where = f"of dataset {self.name!r}"
         names = [column.name for column in self.schema.columns]
         sparse = scipy.sparse.issparse(self.x)
-        x = as_sparse(self.x, f"x {where}") if sparse else as_numbers(self.x, f"x {where}", names).view()
+        x: Any = as_sparse(self.x, f"x {where}") if sparse else as_numbers(self.x, f"x {where}", names).view()
         y = as_numbers(self.y, f"y {where}").view()
         if x.ndim != 2 or x.shape[1] != len(names):
             raise DataError(f"x {where} must be of shape (rows, {len(names)}), got {x.shape}.")

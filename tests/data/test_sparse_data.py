@@ -39,14 +39,18 @@ def test_other_numbers_become_doubles(dtype):
 
 
 def test_duplicates_are_summed_and_stored_zeros_dropped():
-    """COO: (0, 0) twice, 1 + 2; (1, 2) as −2 + 1 − 1; a stored 0 and a pair that cancels."""
+    """(0, 0) twice, 1 + 2; (1, 2) as −2 + 1 − 1; a stored 0 and a pair that cancels."""
     rows, columns = [0, 0, 1, 1, 1, 2, 3, 3, 3, 3, 4], [0, 0, 2, 2, 2, 1, 3, 0, 1, 1, 2]
     values = [1.0, 2, -2, 1, -1, 0, 0.5, 4, 7, -7, 1]
-    mine = scipy.sparse.coo_array((values, (rows, columns)), shape=(5, 4))
-    dataset = from_arrays(mine, Y)
-    same(dataset, from_arrays(DENSE, Y))
-    assert dataset.x.nnz == 5
-    assert dataset.digest == from_arrays(SPARSE, Y).digest
+    ends = np.cumsum([0, 2, 3, 1, 4, 1])
+    for mine in (
+        scipy.sparse.coo_array((values, (rows, columns)), shape=(5, 4)),
+        scipy.sparse.csr_array((values, columns, ends), shape=(5, 4)),  # which keeps them as they are
+    ):
+        dataset = from_arrays(mine, Y)
+        same(dataset, from_arrays(DENSE, Y))
+        assert dataset.x.nnz == 5
+        assert dataset.digest == from_arrays(SPARSE, Y).digest
 
 
 def test_the_digest_is_of_the_numbers():
