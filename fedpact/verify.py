@@ -77,10 +77,10 @@ def golden(path: str | Path) -> Verified:
 
 def _fedepm(path: Path, fields: dict[str, Any]) -> Verified:
     adult = data.adult()
-    perm = fields["perm"].ravel().astype(int) - 1
-    sizes = fields["di"].ravel().astype(int)
-    z0 = np.asarray(fields["Z0"], dtype=np.float64).T
-    recorded = _numbers(fields["obj"], path) / len(sizes)
+    perm = _whole(fields, "perm", path).ravel() - 1
+    sizes = _whole(fields, "di", path).ravel()
+    z0 = _numbers(fields, "Z0", path).T
+    recorded = _numbers(fields, "obj", path).ravel() / len(sizes)
     rounds = len(recorded) - 1
     clients = len(sizes)
     if sorted(perm.tolist()) != list(range(adult.rows)):
@@ -93,11 +93,11 @@ def _fedepm(path: Path, fields: dict[str, Any]) -> Verified:
     federation = data.Federation(adult, tuple(np.split(perm, np.cumsum(sizes)[:-1])))
     participation: Any = Everyone()
     if "S" in fields:
-        participation = _schedule(fields["S"], rounds, path)
+        participation = _schedule(fields, rounds, path)
     noise = _noise(fields.get("N"), clients, adult.features, rounds, path)
 
     problem = Logistic()
-    settings = FedEPM(k0=_whole(fields["k0"], path))
+    settings = FedEPM(k0=_one(fields, "k0", path))
     recorded_run = replay(settings.build(problem, clients, participation.rate(clients)), z0, noise)
     loop = Loop(recorded_run, problem.gradient, LocalEngine(), Never(), 1, False)
     return _compared(path, "fedepm", loop, federation, participation, problem, recorded)
@@ -107,18 +107,19 @@ def _inexact_admm(path: Path, fields: dict[str, Any]) -> Verified:
     linear = "linear" in path.name
     if linear == ("logistic" in path.name):
         raise DataError(f"recording of inexact ADMM must have 'linear' or 'logistic' in its name, got {path.name!r}.")
-    a = fields["A"].toarray() if scipy.sparse.issparse(fields["A"]) else np.asarray(fields["A"])
-    b, sizes = np.asarray(fields["b"]).ravel(), fields["dim"].ravel().astype(int)
+    a, b = _numbers(fields, "A", path), _numbers(fields, "b", path).ravel()
+    sizes = _whole(fields, "dim", path).ravel()
     if sizes.sum() != len(a) or len(a) != len(b) or np.any(sizes < 1):
-        raise DataError(f"dim must sum to the rows of A and b, {len(a)} and {len(b)}, got {sizes.sum()} in {path}.")
-    recorded = _numbers(fields["OBJ"], path)
+        text = f"dim must be sizes of at least 1 that sum to the rows of A and b, {len(a)} and {len(b)}"
+        raise DataError(f"{text}, got {sizes.tolist()[:5]}… of sum {sizes.sum()} in {str(path)!r}.")
+    recorded = _numbers(fields, "OBJ", path).ravel()
     federation = data.Federation(
         data.from_arrays(a, b, classes=() if linear else ("0", "1"), name=path.name),
         tuple(np.split(np.arange(len(a)), np.cumsum(sizes)[:-1])),
     )
-    participation = _schedule(fields["S"], len(recorded) - 1, path)
+    participation = _schedule(fields, len(recorded) - 1, path)
     problem: Any = LeastSquares() if linear else RecordedLogistic()
-    settings = InexactADMM(k0=_whole(fields["k0"], path), sigma=0.5 if linear else 0.2, audit=False)
+    settings = InexactADMM(k0=_one(fields, "k0", path), sigma=0.5 if linear else 0.2, audit=False)
     algorithm = settings.build(problem, len(sizes), 1.0)
     loop = Loop(algorithm, problem.gradient, LocalEngine(), Never(), 1, False)
     return _compared(path, "inexact_admm", loop, federation, participation, problem, recorded)
@@ -132,8 +133,8 @@ class RecordedLogistic(Logistic):
         return (largest_eigenvalue(batch, False) / 5 + self.l2) / batch.rows
 
 
-def _schedule(chosen: Any, rounds: int, path: Path) -> Schedule:
-    rows = np.atleast_2d(chosen).astype(int)[:rounds] - 1
+def _schedule(fields: dict[str, Any], rounds: int, path: Path) -> Schedule:
+    rows = np.atleast_2d(_whole(fields, "S", path))[:rounds] - 1  # a 0 fills a row of fewer clients
     if len(rows) < rounds:
         raise DataError(f"S must have a row for each of {rounds} rounds, got {len(rows)} in {str(path)!r}.")
     return Schedule(tuple(tuple(row[row >= 0].tolist()) for row in rows))
@@ -155,17 +156,26 @@ def _compared(
     )
 
 
-def _numbers(values: Any, path: Path) -> np.ndarray:
-    array = np.asarray(values)
+def _numbers(fields: dict[str, Any], name: str, path: Path) -> np.ndarray:
+    values = fields[name]
+    array = values.toarray() if scipy.sparse.issparse(values) else np.asarray(values)
     if array.dtype.kind not in "fiu" or array.size == 0:
-        raise DataError(f"obj must be numbers, one per round, got {array.dtype} of {array.size} in {str(path)!r}.")
-    return array.astype(np.float64).ravel()
+        raise DataError(f"{name} must be numbers, at least one, got {array.dtype} of {array.size} in {str(path)!r}.")
+    return array.astype(np.float64)
 
 
-def _whole(value: Any, path: Path) -> int:
-    array = np.asarray(value).ravel()
-    if array.size != 1 or array.dtype.kind not in "fiu" or array[0] != int(array[0]):
-        raise DataError(f"k0 must be one whole number, got {array.tolist()} in {str(path)!r}.")
+def _whole(fields: dict[str, Any], name: str, path: Path) -> np.ndarray:
+    array = _numbers(fields, name, path)
+    odd = array[~np.isfinite(array) | (array != np.rint(array))]
+    if odd.size:
+        raise DataError(f"{name} must be whole numbers, got {odd[0]:g} in {str(path)!r}.")
+    return array.astype(int)
+
+
+def _one(fields: dict[str, Any], name: str, path: Path) -> int:
+    array = _whole(fields, name, path).ravel()
+    if array.size != 1:
+        raise DataError(f"{name} must be one whole number, got {array.tolist()} in {str(path)!r}.")
     return int(array[0])
 
 

@@ -1,12 +1,18 @@
-"""A slow, literal recorder of the authors' FedEPM runs: NumPy, loops over clients and local steps, nothing of fedpact.
+"""Slow, literal recorders of the authors' runs: NumPy, loops over clients and local steps, nothing of fedpact.
 
-The conventions are those of the recordings: w_i⁰ = 0 although the first messages are Z0; obj[t] = Σ f_i at w = ENS(z)
-before the clients of row t step; the power of α counts every local step of every round, selected or not; η has
-ρ = |S row| / m; f_i = (1/d_i)[Σ logloss + (β/2)‖w‖²]; the prox weight is μ/d_i.
+The conventions are those of the recordings.
+
+FedEPM. w_i⁰ = 0 although the first messages are Z0; obj[t] = Σ f_i at w = ENS(z) before the clients of row t step; the
+power of α counts every local step of every round, selected or not; η has ρ = |S row| / m;
+f_i = (1/d_i)[Σ logloss + (β/2)‖w‖²]; the prox weight is μ/d_i.
+
+Inexact ADMM. w_i⁰ = z_i⁰ = 0; OBJ[t] = (1/m)Σ f_i at w before the clients of row t step; ε_i starts at k0² and is
+multiplied by ν before the test; the test is ‖α∇f_i(v) + π + σ(v⁺ − w)‖² < ε_i n, at most three inner steps.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -113,3 +119,46 @@ def record(
         fields["N"] = added if rounds > 1 else added[:, :, 0]  # MATLAB keeps no third dimension of length one
     scipy.io.savemat(path, fields)
     return fields
+
+
+NU, INNER = 0.95, 3
+
+
+def record_admm(
+    path: Path, a: np.ndarray, b: np.ndarray, sizes: list[int], rows: list[list[int]], *, k0: int, linear: bool
+) -> tuple[dict[str, np.ndarray], list[int]]:
+    """Run inexact ADMM on consecutive blocks and save a recording; also the numbers of inner steps that were taken."""
+    m, n = len(sizes), a.shape[1]
+    ends = np.cumsum([0, *sizes])
+    data = [(a[lo:hi], b[lo:hi]) for lo, hi in pairwise(ends)]
+    top = [np.linalg.eigvalsh(x.T @ x)[-1] for x, _ in data]
+    if linear:
+        r = [lam / (d * m) for lam, d in zip(top, sizes, strict=True)]
+        slope = lambda w, x, y: x.T @ (x @ w - y) / len(y)
+        loss = lambda w, x, y: np.sum((x @ w - y) ** 2) / (2 * len(y))
+    else:
+        r = [(lam / 5 + BETA) / (d * m) for lam, d in zip(top, sizes, strict=True)]
+        slope, loss = gradient, value
+    sigma = [(0.5 if linear else 0.2) * r_i for r_i in r]
+    models, duals, eps = [np.zeros(n)] * m, [np.zeros(n)] * m, [float(k0**2)] * m
+    objectives, taken = [], []
+    for t in range(len(rows) + 1):
+        w = sum(s * w_i + pi for s, w_i, pi in zip(sigma, models, duals, strict=True)) / sum(sigma)
+        objectives.append(sum(loss(w, *block) for block in data) / m)
+        for i in rows[t] if t < len(rows) else ():
+            for _ in range(k0):
+                eps[i] *= NU
+                v, steps, small = w, 0, False
+                while steps < INNER and not small:
+                    g = slope(v, *data[i]) / m
+                    v = (r[i] * v + sigma[i] * w - g - duals[i]) / (r[i] + sigma[i])
+                    small = np.sum((g + duals[i] + sigma[i] * (v - w)) ** 2) < eps[i] * n
+                    steps += 1
+                taken.append(steps)
+                models[i], duals[i] = v, duals[i] + sigma[i] * (v - w)
+    widest = max(map(len, rows))
+    chosen = np.array([[i + 1 for i in row] + [0] * (widest - len(row)) for row in rows], dtype=float)
+    fields = {"A": a, "b": b[:, None], "dim": np.array(sizes, float)[None], "k0": k0, "rho": 1.0, "S": chosen}
+    fields |= {"OBJ": np.array(objectives)[None], "sol": w[:, None]}
+    scipy.io.savemat(path, fields)
+    return fields, taken

@@ -32,7 +32,7 @@ class Segments:
 
     def products(self, v: Any, length: int) -> Any:
         """Σ value·v[place] per owner."""
-        sums = jnp.sum(self.value * v[self.place], axis=-1)
+        sums = jnp.sum(self.value * jnp.asarray(v)[self.place], axis=-1)
         return jnp.zeros(length, sums.dtype).at[self.owner].add(sums)
 
 
@@ -59,6 +59,7 @@ class SparseRows:
 
     def __getitem__(self, rows: Any) -> Any:
         """Some of the rows, as a dense array."""
+        rows = jnp.asarray(rows)
         segment = self.start[rows][:, None] + jnp.arange(self.longest)
         inside = jnp.minimum(segment, self.rows.owner.shape[0] - 1)
         mine = (self.rows.owner[inside] == rows[:, None]) & (segment == inside)

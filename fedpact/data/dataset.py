@@ -113,12 +113,12 @@ class Dataset:
 
 
 def as_sparse(values: Any, what: str) -> Any:
-    """A sparse matrix as a CSR array of finite doubles, without duplicates, in its own memory."""
-    try:
-        matrix = scipy.sparse.csr_array(values, dtype=np.float64, copy=True)
-    except (TypeError, ValueError):
-        raise DataError(f"{what} must be numbers, got {values.dtype}. Code it as numbers.") from None
+    """A sparse matrix as a CSR array of finite doubles, without duplicates and stored zeros, in its own memory."""
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"{what} must be numbers, got {values.dtype}. Code it as numbers.")
+    matrix = scipy.sparse.csr_array(values, dtype=np.float64, copy=True)
     matrix.sum_duplicates()
+    matrix.eliminate_zeros()
     bad = np.flatnonzero(~np.isfinite(matrix.data))
     if bad.size:
         row = int(np.searchsorted(matrix.indptr, bad[0], side="right")) - 1
@@ -212,4 +212,5 @@ def _sparse_dataset(
         norm = scipy.sparse.linalg.norm(coded, axis=0)
         divisor = np.where(norm > 0, norm, 1.0)
     schema = Schema(tuple(columns), tuple(divisor.tolist()), (0.0,) * len(divisor), target, tuple(classes))
-    return Dataset(name, coded @ scipy.sparse.diags_array(1 / divisor), y, schema, raw)
+    scaled = (coded.data / divisor[coded.indices], coded.indices, coded.indptr)
+    return Dataset(name, scipy.sparse.csr_array(scaled, shape=coded.shape), y, schema, raw)

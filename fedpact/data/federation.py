@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from fedpact.core.errors import DataError, is_number, require, unknown
 from fedpact.data import partition
@@ -112,8 +113,10 @@ class Federation:
             if data.features != own[0].features:
                 text = f"x of {data.name!r} must be of {own[0].features} columns, as those of {own[0].name!r} are"
                 raise DataError(f"{text}, got {data.features}. Give every client the same columns.")
-        x, y = np.concatenate([data.x for data in own]), np.concatenate([data.y for data in own])
-        rows = np.split(np.arange(len(x)), np.cumsum([data.rows for data in own])[:-1])
+        sparse = any(scipy.sparse.issparse(data.x) for data in own)
+        x = (scipy.sparse.vstack if sparse else np.concatenate)([data.x for data in own])
+        y = np.concatenate([data.y for data in own])
+        rows = np.split(np.arange(len(y)), np.cumsum([data.rows for data in own])[:-1])
         dataset = from_arrays(x, y, feature_names, classes)
         return Federation(dataset, tuple(rows), (), tuple(names), f"given arrays, {len(own)} clients")
 

@@ -13,7 +13,8 @@ import shutil
 import urllib.request
 import uuid
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedpact.core.environment import cache_folder
@@ -41,7 +42,7 @@ def locate(name: str, filename: str, checksum: str, url: str) -> Path:
         else:
             return _verified(path, checksum)
     try:
-        return _download(url, cached, checksum)
+        return _download(url, cached, checksum, lambda file: _digest(file, checksum))
     except (OSError, ValueError, http.client.HTTPException) as error:
         why.append(f"{url} failed ({error or type(error).__name__})")
     text = f"{filename} of dataset {name!r} must be in one of three places, got none: {'; '.join(why)}."
@@ -65,7 +66,8 @@ def contents(name: str, filenames: Sequence[str], checksum: str, url: str) -> by
     ]
     why.append(f"the cache has none of {cached.parent}/{{{','.join(filenames)}}}")
     try:
-        return _checked(_download(url, cached, None), checksum)
+        _download(url, cached, checksum, lambda file: _sum(_unpacked(cached.suffix, file.read_bytes()), checksum))
+        return _checked(cached, checksum)
     except (OSError, ValueError, http.client.HTTPException) as error:
         why.append(f"{url} failed ({error or type(error).__name__})")
     text = f"{filenames[0]} of dataset {name!r} must be in one of three places, got none: {'; '.join(why)}."
@@ -74,11 +76,10 @@ def contents(name: str, filenames: Sequence[str], checksum: str, url: str) -> by
 
 def _checked(path: Path, checksum: str) -> bytes:
     try:
-        packed = path.read_bytes()
-        found = _unpacked(path.suffix, packed)
-    except (OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile) as error:
+        found = _unpacked(path.suffix, path.read_bytes())
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} must be a file that can be read, got: {error}. Delete it or replace it.") from error
-    digest = hashlib.new("md5" if len(checksum) == 32 else "sha256", found).hexdigest()
+    digest = _sum(found, checksum)
     if digest != checksum:
         text = f"{path} must hold the official data with checksum {checksum}, got {digest}."
         raise DataError(f"{text} Delete it to have it downloaded again, or put the official file there.")
@@ -86,11 +87,23 @@ def _checked(path: Path, checksum: str) -> bytes:
 
 
 def _unpacked(suffix: str, packed: bytes) -> bytes:
-    if suffix == ".zip":
-        with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-            return archive.read(archive.namelist()[0])
-    unpack = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}
-    return unpack[suffix](packed) if suffix in unpack else packed
+    unpack = {".zip": _unzipped, ".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}
+    try:
+        return unpack[suffix](packed) if suffix in unpack else packed
+    except (OSError, EOFError, ValueError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"no whole {suffix} file ({error})") from error
+
+
+def _unzipped(packed: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        names = archive.namelist()
+        if len(names) != 1:
+            raise ValueError(f"it holds {len(names)} files instead of one")
+        return archive.read(names[0])
+
+
+def _sum(content: bytes, checksum: str) -> str:
+    return hashlib.new("md5" if len(checksum) == 32 else "sha256", content).hexdigest()
 
 
 def _digest(path: Path, checksum: str) -> str:
@@ -109,13 +122,13 @@ def _verified(path: Path, checksum: str) -> Path:
     return path
 
 
-def _download(url: str, path: Path, checksum: str | None) -> Path:
+def _download(url: str, path: Path, checksum: str, digest: Callable[[Path], str]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     try:
         with open(partial, "xb") as file, urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
             shutil.copyfileobj(answer, file)
-        found = None if checksum is None else _digest(partial, checksum)
+        found = digest(partial)
         if found != checksum:
             raise ValueError(f"the checksum must be {checksum}, got {found}")
         os.replace(partial, path)

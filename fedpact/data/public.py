@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -67,13 +66,34 @@ def santander() -> Dataset:
             f"train.csv of dataset 'santander' must be in santander/ under $FEDPACT_DATA or $FEDPACT_CACHE, got none "
             f"({looked}). It needs a Kaggle account: kaggle.com/c/santander-customer-transaction-prediction."
         )
-    with found.open(newline="", encoding="ascii") as file:
-        reader = csv.reader(file)
-        header = next(reader, [])
-        features = [name for name in header if name.startswith("var_")]
-        if header[:2] != ["ID_code", "target"] or len(features) != len(header) - 2 or not features:
-            raise DataError(
-                f"{found} must start with ID_code,target,var_0,…, got {header[:3]}. Give Kaggle's train.csv."
-            )
-        table = np.loadtxt(io.StringIO("\n".join(",".join(row[1:]) for row in reader)), delimiter=",", ndmin=2)
-    return from_arrays(table[:, 1:], table[:, 0], features, ("0", "1"), name="santander", scale="standard")
+    try:
+        with found.open(encoding="utf-8-sig") as file:
+            names, table = _numbers(found, file)
+    except UnicodeDecodeError as error:
+        text = f"{found} must be UTF-8 text, got byte 0x{error.object[error.start]:02x}."
+        raise DataError(f"{text} Give Kaggle's train.csv.") from None
+    except OSError as error:
+        raise DataError(f"{found} must be a file that can be read, got: {error.strerror}.") from None
+    return from_arrays(table[:, 1:], table[:, 0], names[1:], ("0", "1"), name="santander", scale="standard")
+
+
+def _numbers(path: Path, lines: Iterable[str]) -> tuple[list[str], np.ndarray]:
+    """The names and numbers after the first column. (Lists of 40 million cells would not fit where the table does.)"""
+    lines = iter(lines)
+    header = next(lines, "").rstrip().split(",")
+    if header[:2] != ["ID_code", "target"] or not header[2:] or not all(h.startswith("var_") for h in header[2:]):
+        raise DataError(f"{path} must start with ID_code,target,var_0,…, got {header[:3]}. Give Kaggle's train.csv.")
+    rows = []
+    for number, line in enumerate(lines, start=2):
+        cells = line.rstrip().split(",")
+        if len(cells) != len(header):
+            text = f"{path}, line {number}, must be {len(header)} cells like the header, got {len(cells)}."
+            raise DataError(f"{text} Correct the line.")
+        try:
+            rows.append(np.array(cells[1:], dtype=np.float64))
+        except ValueError as error:
+            text = f"{path}, line {number}, must be numbers after its first cell, got: {error}."
+            raise DataError(f"{text} Correct the line.") from None
+    if not rows:
+        raise DataError(f"{path} must be a header line and rows, got no rows. Give Kaggle's train.csv.")
+    return header[1:], np.array(rows)

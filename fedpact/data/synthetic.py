@@ -27,7 +27,8 @@ def synthetic(
     require(rows >= 2, "rows", "at least 2", rows, symbol="d")
     require_positive_int("features", features, symbol="n")
     require(is_number(noise) and 0 <= noise < np.inf, "noise", "a finite number of at least 0", noise)
-    require(isinstance(seed, int) and seed >= 0, "seed", "an integer of at least 0", seed)
+    whole = isinstance(seed, int) and not isinstance(seed, bool)
+    require(whole and seed >= 0, "seed", "an integer of at least 0", seed)
     rng = np.random.default_rng([seed, SYNTHETIC])
     a, w, e = rng.standard_normal((rows, features)), rng.standard_normal(features), rng.standard_normal(rows)
     b = a @ (w / np.linalg.norm(w)) + noise * e
@@ -46,7 +47,8 @@ def mixture(clients: int = 64, features: int = 100, seed: int = 0, iid: bool = T
     """
     require_positive_int("clients", clients, symbol="m")
     require_positive_int("features", features, symbol="n")
-    require(isinstance(seed, int) and seed >= 0, "seed", "an integer of at least 0", seed)
+    whole = isinstance(seed, int) and not isinstance(seed, bool)
+    require(whole and seed >= 0, "seed", "an integer of at least 0", seed)
     require(isinstance(iid, bool), "iid", "true or false", iid)
     rng = np.random.default_rng([seed, MIXTURE])
     sizes = rng.integers(50, 151, size=clients)

@@ -141,7 +141,6 @@ def from_arrays(
     """A dataset from arrays: x (rows, features), dense or of scipy.sparse, and y (rows,), copied.
 
     `extra` are columns that are no features (a site, a group), one value per row, to split or group the rows by.
-
     `classes` are the names of y = 0, 1, …, and () declares a regression target. By default y has classes "0", "1", … if
     its values are exactly 0..K−1 for a K from 2 to 20. y itself is never recoded.
     """
@@ -162,6 +161,23 @@ def from_arrays(
     columns = [Column(name, "number") for name in names]
     target = "y" if "y" not in names else "target"
     raw = {target: y, **({} if sparse else {feature: table[:, j] for j, feature in enumerate(names)})}
-    raw |= {column: np.asarray(values) for column, values in (extra or {}).items()}
+    raw |= _extra(extra, table.shape[0], {target, *names}, name)
     classes = [str(c) for c in classes]
     return scaled_dataset(name, columns, table, y, scale=scale, target=target, classes=classes, raw=raw)
+
+
+def _extra(extra: Any, rows: int, taken: set[str], name: str) -> dict[str, np.ndarray]:
+    """The columns that are no features, as arrays of their own."""
+    require(extra is None or isinstance(extra, Mapping), "extra", "columns by name", extra)
+    columns = {}
+    for column, values in (extra or {}).items():
+        hint = "Give the column another name."
+        require(column not in taken, "extra", "columns that are neither features nor the target", column, hint=hint)
+        what = f"extra[{column!r}] of dataset {name!r} must be one value per row, shape ({rows},)"
+        try:
+            columns[column] = np.array(values)
+        except ValueError:
+            raise DataError(f"{what}, got values of different lengths.") from None
+        if columns[column].shape != (rows,):
+            raise DataError(f"{what}, got {columns[column].shape}.")
+    return columns

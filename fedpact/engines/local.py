@@ -75,9 +75,10 @@ class LocalEngine:
 
     def _sparse(self, federation: Any) -> bool:
         """Whether the features are sparse and worth keeping so."""
-        x, _ = federation.client(0)
-        if self.sparse is not None or not scipy.sparse.issparse(x):
-            return bool(self.sparse) and scipy.sparse.issparse(x)
+        if self.sparse is False or not scipy.sparse.issparse(federation.client(0)[0]):
+            return False
+        if self.sparse:
+            return True
         parts = [federation.client(i)[0] for i in range(federation.clients)]
         return sum(map(sparse.stored, parts)) < sparse.WORTH * sum(part.shape[0] * part.shape[1] for part in parts)
 
@@ -119,8 +120,8 @@ class LocalEngine:
         with everyone's slots instead.
         """
         axis = 1 if trials else 0
-        if all(_bytes_each(batch, axis) >= ONE_BY_ONE for batch in data):
-            return None  # who does not take part is skipped
+        if not trials and all(_bytes_each(batch) >= ONE_BY_ONE for batch in data):
+            return None  # who does not take part is skipped; where trials are vectorised nobody can be
         whole = np.array([batch.client.shape[axis] for batch in data])
         widths = np.array([batch.y.shape[axis + 1] for batch in data])
         mean = whole * largest / whole.sum()
@@ -131,10 +132,9 @@ class LocalEngine:
         return Capacities(tuple(zip([0, *ends[:-1]], ends, strict=True)), sizes)
 
 
-def _bytes_each(batch: Batch, axis: int = 0) -> int:
-    """Bytes of one client of a bucket; `axis` is the clients'."""
-    clients = max(1, int(np.prod(batch.client.shape[: axis + 1])))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(batch)) // clients
+def _bytes_each(batch: Batch) -> int:
+    """Bytes of one client of a bucket."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(batch)) // max(1, batch.client.shape[0])
 
 
 def _one_by_one(f: Callable[..., Any], batch: Batch, rows: Any, slots: Any, mask: Any) -> Any:

@@ -37,18 +37,7 @@ class Logistic:
 
     def check(self, federation: Any) -> None:
         """Labels must be two classes coded 0 and 1."""
-        classes = federation.dataset.classes
-        if len(classes) != 2:
-            got = f"{len(classes)} classes ({', '.join(classes[:5])}…)" if classes else "a numeric target"
-            raise DataError(
-                f"labels must be two classes for Logistic, got {got}. Choose two classes, or use LeastSquares."
-            )
-        labels = np.unique(federation.dataset.y)
-        if set(labels.tolist()) != {0.0, 1.0}:
-            got = labels[:5].tolist()
-            raise DataError(
-                f"labels must be two classes for Logistic, got {got}. Code them 0 and 1; have rows of both."
-            )
+        require_two_classes(federation, type(self).__name__)
 
     def init(self, features: int, dtype: Any) -> Vector:
         """w = 0."""
@@ -85,3 +74,17 @@ class Logistic:
     def predict(self, w: Vector, x: Any) -> Any:
         """The probability of class 1."""
         return jax.nn.sigmoid(scores(w, x))
+
+
+def require_two_classes(federation: Any, problem: str) -> None:
+    """Raise unless the labels are two classes coded 0 and 1, with rows of both."""
+    classes = federation.dataset.classes
+    if len(classes) != 2:
+        got = f"{len(classes)} classes ({', '.join(classes[:5])}…)" if classes else "a numeric target"
+        raise DataError(
+            f"labels must be two classes for {problem}, got {got}. Choose two classes, or use LeastSquares."
+        )
+    labels = np.unique(federation.dataset.y)
+    if set(labels.tolist()) != {0.0, 1.0}:
+        got = labels[:5].tolist()
+        raise DataError(f"labels must be two classes for {problem}, got {got}. Code them 0 and 1; have rows of both.")

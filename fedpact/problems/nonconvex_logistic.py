@@ -17,7 +17,7 @@ from fedpact.core.contract import Batch
 from fedpact.core.errors import is_number, require, require_flags
 from fedpact.core.vector import Vector
 from fedpact.problems.base import largest_eigenvalue
-from fedpact.problems.logistic import Logistic
+from fedpact.problems.logistic import Logistic, require_two_classes
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class NonconvexLogistic:
 
     def check(self, federation: Any) -> None:
         """Labels must be two classes coded 0 and 1."""
-        self._loss.check(federation)
+        require_two_classes(federation, type(self).__name__)
 
     def init(self, features: int, dtype: Any) -> Vector:
         """w = 0."""

@@ -35,6 +35,9 @@ SMALL = {
     "sfedprox": {"k0": 2, "scale": 0.02, "mu": 0.1},
     "fedavg": {"steps": 2},
     "fedprox": {"steps": 2, "mu": 0.1},
+    "inexact_admm": {"k0": 2},
+    "fedavg_stale": {"k0": 2, "a": 5.0},
+    "fedprox_local": {"k0": 2, "a": 5.0},
 }
 #: Batches drawn from a client's rows. (Runs with noise are compared in test_fedepm.)
 RANDOM = {"fedavg-batch": fp.FedAvg(steps=2, step=0.2, batch=3, weights="rows")}
