@@ -23,7 +23,7 @@ from typing import Any
 
 from fedpact import data
 from fedpact.algorithms import algorithm as algorithm_named
-from fedpact.core.errors import DataError, InvalidArgument, require, unknown
+from fedpact.core.errors import DataError, FedpactError, InvalidArgument, require, unknown
 from fedpact.core.participation import Covering, Everyone, Fraction, Poisson, Schedule
 from fedpact.core.settings import Settings
 from fedpact.core.stop import GradientNorm, Rising, Rule, Seconds, Target, Variance, any_of
@@ -133,6 +133,7 @@ def _called(where: str, build: Callable[..., Any], values: Any) -> Any:
 
 def _federation(source: dict[str, Any], split: dict[str, Any]) -> Any:
     if "csv" in source:
+        source = _without_owner(source, split.get("column"))
         dataset = _called("[data]", data.from_csv, {"path": source.pop("csv"), **source})
     else:
         name = source.pop("name", None)
@@ -140,6 +141,22 @@ def _federation(source: dict[str, Any], split: dict[str, Any]) -> Any:
             raise InvalidArgument("[data] must have 'name' or 'csv' and 'target', got neither. See: fedpact list")
         dataset = data.load(name, **source)
     return dataset.split(**split)
+
+
+def _without_owner(source: dict[str, Any], column: Any) -> dict[str, Any]:
+    """The column that says whose a row is describes the split, not the row: it is no feature unless it is asked for."""
+    drop, categorical = (
+        [v] if isinstance(v, str) else v for v in (source.get("drop", []), source.get("categorical", []))
+    )
+    if not isinstance(column, str) or not isinstance(drop, list) or not isinstance(categorical, list):
+        return source
+    if column in (*drop, *categorical, source.get("target")):
+        return source
+    try:
+        header, _ = data.tables.read_rows(source["csv"])
+    except FedpactError:
+        return source  # reading it below says what is wrong
+    return source | {"drop": [*drop, column]} if column in header else source
 
 
 def _named(where: str, table: dict[str, Any], default: str | None = None) -> str:

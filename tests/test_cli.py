@@ -328,3 +328,16 @@ def test_a_closed_pipe_is_silent(script):
     os.close(writing)
     assert gone.stderr == ""
     assert gone.returncode == 0
+
+
+def test_the_split_s_column_is_no_feature_unless_it_is_asked_for(command, tmp_path):
+    rows = "".join(f"{'north' if i % 2 else 'south'},{i % 7},{int(i % 3 > 0)}\n" for i in range(40))
+    (tmp_path / "p.csv").write_text("hospital,age,sick\n" + rows)
+    text = '[data]\ncsv = "p.csv"\ntarget = "sick"\n%s\n[split]\nhow = "column"\ncolumn = "hospital"\n'
+    text += '[algorithm]\nname = "fedavg"\nsteps = 1\n[run]\nrounds = 1\n'
+    for extra, features in (("", 1), ('categorical = ["hospital"]', 2), ('drop = "hospital"', 1)):
+        (tmp_path / "p.toml").write_text(text % extra)
+        done = command("run", "p.toml", "--json", "--out", f"run{features}{len(extra)}")
+        assert done.code == 0, done.err
+        config = json.loads((tmp_path / f"run{features}{len(extra)}" / "config.json").read_text())
+        assert config["data"]["features"] == features

@@ -197,7 +197,7 @@ class InexactADMM(Settings):
             sigma = self.sigma * r
             g = alpha * problem.gradient(w0, batch)
             pi = -g if self.duals == "gradient" else 0.0 * g
-            rounding = jnp.finfo(r.dtype).eps / jnp.finfo(jnp.float64).eps
+            rounding = float(jnp.finfo(r.dtype).eps / jnp.finfo(jnp.float64).eps)
             floor = (self.floor * rounding * jnp.maximum(1, g.norm())) ** 2
             state = ClientState(w0, pi, jnp.maximum(epsilon0 + 0 * r, floor), floor, sigma, r)
             return state, Hello(sigma, sigma * w0 + pi)

@@ -153,7 +153,7 @@ def _deal(
             rows = partition.sizes(rng, dataset.rows, options.get("sizes"))
         else:
             name = options.get("column", "")
-            if name not in dataset.raw:
+            if not isinstance(name, str) or name not in dataset.raw:
                 raise unknown(f"column of dataset {dataset.name!r}", name, dataset.raw)
             rows, names = partition.column(name, dataset.raw[name])
         hint = "Leave clients out."
