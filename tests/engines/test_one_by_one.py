@@ -134,9 +134,10 @@ def test_a_run_one_by_one_is_the_vectorised_run(monkeypatch, engine, case):
     assert objective[-1] < objective[0] - 1e-3
 
 
-def test_trials_one_by_one_are_the_vectorised_trials(monkeypatch, engine):
+def test_trials_one_by_one_are_the_vectorised_trials(monkeypatch):
     """Each trial draws few clients of a federation of its own."""
     splits = [federation(30, 8, seed=seed) for seed in (0, 1)]
+    engine = LocalEngine(buckets=1)
     run = lambda: fp.trials(STALE, PROBLEM, splits, [3, 4], engine=engine, participation=0.1, rounds=3)
     vectorised = run()
     monkeypatch.setattr(local, "ONE_BY_ONE", 0)

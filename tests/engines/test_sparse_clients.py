@@ -120,7 +120,7 @@ PROBLEM = fp.Logistic(l2=0.4, intercept=True)
 COHORTS = ((0, 2), (1, 3, 4), (), (2,), (0, 1, 2, 3, 4))
 BATCHES = fp.FedAvg(steps=2, step=0.4, batch=3, weights="rows")
 ALGORITHMS = {
-    "fedepm": fp.FedEPM(k0=3, eta=1.5, lam=0.05, mu0=5.0),
+    "fedavg_stale": fp.FedAvgStale(k0=2, a=5.0),
     "inexact_admm": fp.InexactADMM(k0=2),
 }
 
