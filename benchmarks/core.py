@@ -176,7 +176,7 @@ def driven(
     """Run, and note the clock, the memory and the model at the end of every block."""
     clients = federation.clients
     algorithm = settings.build(problem, clients, participation.rate(clients))
-    loop = Loop(algorithm, problem.gradient, LocalEngine(), fp.stop.Never(), evaluate_every, timing=False)
+    loop = Loop(algorithm, problem, LocalEngine(), fp.stop.Never(), evaluate_every, timing=False)
     marks: list[Mark] = []
     models: list[tuple[int, np.ndarray]] = []
 

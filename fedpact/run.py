@@ -286,7 +286,7 @@ def _loop(experiment: Experiment) -> Loop:
     clients = e.federation.clients
     algorithm = e.algorithm.build(e.problem, clients, e.participation.rate(clients))
     check_needs(algorithm, e.problem)
-    return Loop(algorithm, e.problem.gradient, e.engine, e.stop or Never(), e.evaluate_every, e.timing)
+    return Loop(algorithm, e.problem, e.engine, e.stop or Never(), e.evaluate_every, e.timing)
 
 
 def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Path | None) -> Run:

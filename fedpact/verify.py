@@ -99,7 +99,7 @@ def _fedepm(path: Path, fields: dict[str, Any]) -> Verified:
     problem = Logistic()
     settings = FedEPM(k0=_one(fields, "k0", path))
     recorded_run = replay(settings.build(problem, clients, participation.rate(clients)), z0, noise)
-    loop = Loop(recorded_run, problem.gradient, LocalEngine(), Never(), 1, False)
+    loop = Loop(recorded_run, problem, LocalEngine(), Never(), 1, False)
     return _compared(path, "fedepm", loop, federation, participation, problem, recorded)
 
 
@@ -121,7 +121,7 @@ def _inexact_admm(path: Path, fields: dict[str, Any]) -> Verified:
     problem: Any = LeastSquares() if linear else RecordedLogistic()
     settings = InexactADMM(k0=_one(fields, "k0", path), sigma=0.5 if linear else 0.2, audit=False)
     algorithm = settings.build(problem, len(sizes), 1.0)
-    loop = Loop(algorithm, problem.gradient, LocalEngine(), Never(), 1, False)
+    loop = Loop(algorithm, problem, LocalEngine(), Never(), 1, False)
     return _compared(path, "inexact_admm", loop, federation, participation, problem, recorded)
 
 

@@ -91,12 +91,66 @@ class Cohort(NamedTuple):
         return jax.tree.map(lambda a, b: jnp.where(count > 0, a / jnp.maximum(count, 1), b), total, otherwise)
 
 
+class Streamed(NamedTuple):
+    """The cohort of uploads that were added up as they came in: for algorithms with combine="sum"."""
+
+    count: Any
+
+    def sum(self, total: Any) -> Any:
+        """It is the sum."""
+        return total
+
+    def mean(self, total: Any, otherwise: Any) -> Any:
+        """The sum over |S|, or `otherwise` when nobody took part."""
+        return jax.tree.map(lambda a, b: jnp.where(self.count > 0, a / jnp.maximum(self.count, 1), b), total, otherwise)
+
+
+class Stepped(NamedTuple):
+    """What an engine returns of a round: the cohort's new states, uploads and notes, and which uploads are finite.
+
+    `gathered` is what `server_step` sees the uploads as: the cohort, or `Streamed` where they are a sum already.
+    """
+
+    rows: Any
+    uploads: Any
+    notes: Any
+    sound: Any
+    cohort: Cohort
+    gathered: Any
+
+
+class Oracle:
+    """The gradient as `client_step` gets it: grad(w, batch), and with the loss where a client wants to know it."""
+
+    def __init__(self, problem: Any) -> None:
+        self.problem = problem
+
+    def __call__(self, w: Any, batch: Batch) -> Any:
+        """∇f_i(w) on these rows."""
+        return self.problem.gradient(w, batch)
+
+    def value_and_gradient(self, w: Any, batch: Batch) -> tuple[Any, Any]:
+        """f_i(w) and ∇f_i(w) on these rows."""
+        return self.problem.value_and_gradient(w, batch)
+
+
+def finite_rows(tree: Any) -> Any:
+    """For something stacked over the cohort: which rows are finite throughout."""
+    flags = [
+        jnp.all(jnp.isfinite(leaf).reshape(leaf.shape[0], -1), axis=1)
+        for leaf in jax.tree.leaves(tree)
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    return jnp.stack(flags).all(axis=0)
+
+
 #: How a measure, summed over all m clients, becomes a column.
 READS: dict[str, Callable[[Any, int], Any]] = {
     "mean": lambda total, clients: total / clients,
     "sum": lambda total, clients: total,
     "root": lambda total, clients: jnp.sqrt(total),
     "norm": lambda total, clients: total.norm(),
+    "optimality": lambda total, clients: total[0].norm2() + total[1],  # of a vector and a number
 }
 
 

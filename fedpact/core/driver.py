@@ -97,7 +97,7 @@ def drive(
     start, block = loop.compiled(trials)
     roots = [jax.random.key(seed) for seed in seeds]
     root = jnp.stack(roots) if trials else roots[0]
-    with jax.disable_jit(not loop.engine.compiled):
+    with jax.disable_jit(loop.engine.eager):
         carry, hellos, row = start(w0, data, root)
     if loop.algorithm.admit is not None:
         told = jax.device_get(hellos)
@@ -119,14 +119,14 @@ def drive(
     ready: dict[Any, Callable[..., Any]] = {}
     with _interruptible() as interrupt:
         while done < rounds and not interrupt.asked and np.any(np.asarray(carry.halt) == GOING):
-            steps = min(rounds - done, max(1, min(BLOCK, int(BLOCK_SECONDS / pace))) if pace else 2)
+            steps = min(rounds - done, max(1, min(BLOCK, int(BLOCK_SECONDS / pace))) if pace else loop.engine.first_block)
             drawn = _draw(participation, seeds, done, steps, order, capacities)
             cohorts = _stacked([d.cohorts for d in drawn]) if trials else drawn[0].cohorts
             args = (carry, data, cohorts, np.int64(steps), np.float64(elapsed), root)
             step = _compiled(loop, block, args, ready)
             clocked = len(loop.clock["local"])
             begun = time.perf_counter()
-            with jax.disable_jit(not loop.engine.compiled):
+            with jax.disable_jit(loop.engine.eager):
                 carry, rows = step(*args)
             jax.block_until_ready(carry)
             spent = time.perf_counter() - begun
@@ -152,7 +152,7 @@ def _measure_last(loop: Loop, carry: Carry, data: Any, histories: Sequence[Histo
     It is in the run's history, not in the folder's history.csv: a run that is extended has the rows of a longer one.
     """
     measure = jax.vmap(loop.measure_stage) if trials else loop.measure_stage
-    with jax.disable_jit(not loop.engine.compiled):
+    with jax.disable_jit(loop.engine.eager):
         row = jax.device_get((jax.jit(measure) if loop.engine.compiled else measure)(carry.state, data))
     for i, history in enumerate(histories):
         if history.rounds == rounds:
@@ -191,7 +191,7 @@ def _wire(loop: Loop, carry: Carry, hellos: Any, data: Any, root: Any, trials: b
     )
     state, hellos, data, root = one
     down = loop.algorithm.broadcast(state.server)
-    batch, client = loop.engine.one_client(data), jax.tree.map(lambda a: a[0], state.clients)
+    batch, client = loop.engine.one_client(data), loop.engine.one_state(state.clients)
 
     def upload(client: Any, batch: Any) -> Any:
         return loop.algorithm.client_step(down, client, batch, loop.grad, client_key(root, 0, batch.client))[1]

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedpact.core.contract import READS, Algorithm, Batch, Cohort
+from fedpact.core.contract import READS, Algorithm, Batch, Cohort, Oracle, Stepped
 from fedpact.core.errors import InvalidArgument, unknown
 from fedpact.core.keys import JOIN_ROUND, client_key
 from fedpact.core.stop import Rule
@@ -46,16 +46,6 @@ class Carry(NamedTuple):
     culprit: Any  # position of the client whose upload was not finite, or -1 for the server's own state
 
 
-def _finite_rows(tree: Any) -> Any:
-    """For something stacked over the cohort: which rows are finite throughout."""
-    flags = [
-        jnp.all(jnp.isfinite(leaf).reshape(leaf.shape[0], -1), axis=1)
-        for leaf in jax.tree.leaves(tree)
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    ]
-    return jnp.stack(flags).all(axis=0)
-
-
 def _finite(tree: Any) -> Any:
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]).all()
@@ -75,10 +65,19 @@ class Loop:
     """One algorithm on one problem, ready to run blocks of rounds through an engine."""
 
     def __init__(
-        self, algorithm: Algorithm, grad: Callable[..., Any], engine: Any, stop: Rule, evaluate_every: int, timing: bool
+        self,
+        algorithm: Algorithm,
+        problem: Any,
+        engine: Any,
+        stop: Rule,
+        evaluate_every: int,
+        timing: bool,
+        telemetry: str = "all",
     ) -> None:
-        self.algorithm, self.grad, self.engine, self.stop = algorithm, grad, engine, stop
-        self.evaluate_every, self.timing = evaluate_every, timing
+        self.algorithm, self.problem, self.engine, self.stop = algorithm, problem, engine, stop
+        self.grad = getattr(problem, "oracle", None) or Oracle(problem)
+        self.evaluate_every, self.timing, self.telemetry = evaluate_every, timing, telemetry
+        self._names: list[str] = []
         self.clock: dict[str, list[float]] = {"local": [], "server": []}
         plain = timing or not engine.compiled
         self._while = _python_while if plain else lax.while_loop
@@ -86,52 +85,67 @@ class Loop:
         self._serve = self._timed("server", self.server_stage) if timing else self.server_stage
         self._measure = jax.jit(self.measure_stage) if timing else self.measure_stage
 
+    # What one client does
+
+    def _join_one(self, shared: Any, batch: Batch) -> Any:
+        w0, root = shared
+        return self.algorithm.join(w0, batch, client_key(root, JOIN_ROUND, batch.client))
+
+    def _step_one(self, shared: Any, batch: Batch, client: Any) -> Any:
+        msg, t, root = shared
+        key = client_key(root, t, batch.client)
+        state, upload, notes = self.algorithm.client_step(msg, client, batch, self.grad, key)
+        if self.algorithm.commit is not None:
+            state = self.algorithm.commit(msg, state, upload)
+        return state, upload, notes
+
+    def _measure_one(self, msg: Any, batch: Batch, client: Any) -> Any:
+        return self.algorithm.measure(msg, client, batch)
+
+    def _test_one(self, w: Any, batch: Batch) -> Any:
+        return {"loss": self.problem.value(w, batch) * batch.rows, **self.problem.counts(w, batch)}
+
     # One round, in its three stages
 
-    def client_stage(self, server: Any, clients: Any, data: Any, cohort: Cohort, t: Any, root: Any) -> Any:
+    def client_stage(self, server: Any, clients: Any, data: Any, cohort: Cohort, t: Any, root: Any) -> Stepped:
         """Broadcast, and every client of the cohort steps; what is acknowledged is committed at once."""
-        msg = self.algorithm.broadcast(server)
+        shared = (self.algorithm.broadcast(server), t, root)
+        return self.engine.step(
+            self._step_one, shared, data, clients, cohort, self.algorithm.combine, (t, "client_step")
+        )
 
-        def step(batch: Any, client: Any) -> Any:
-            key = client_key(root, t, batch.client)
-            state, upload, notes = self.algorithm.client_step(msg, client, batch, self.grad, key)
-            if self.algorithm.commit is not None:
-                state = self.algorithm.commit(msg, state, upload)
-            return state, upload, notes
-
-        return self.engine.map(step, data, cohort.take(clients), cohort, where=(t, "client_step"))
-
-    def server_stage(self, server: Any, uploads: Any, cohort: Cohort) -> Any:
+    def server_stage(self, server: Any, uploads: Any, cohort: Any) -> Any:
         """The server's step on the cohort's uploads."""
         return self.algorithm.server_step(server, uploads, cohort)
 
     def measure_stage(self, state: State, data: Any, t: Any = 0) -> dict[str, Any]:
-        """Telemetry at the server's model, over all clients: means of f_i and of what the algorithm adds."""
+        """Telemetry at the server's model: over all clients, on the dataset's own test rows, or both."""
+        row = self._measure_all(state, data, t) if self.telemetry == "all" else {}
+        tested = self.engine.test(self._test_one, self.algorithm.model(state.server), data)
+        if tested is not None:
+            row["test_loss"] = tested["loss"] / tested["rows"]
+            row |= {"test_accuracy": tested["correct"] / tested["rows"]} if "correct" in tested else {}
+        return {name: jnp.asarray(value, jnp.float64) for name, value in row.items()}
+
+    def _measure_all(self, state: State, data: Any, t: Any) -> dict[str, Any]:
+        """Means of f_i and of what the algorithm adds, over all clients."""
         msg = self.algorithm.broadcast(state.server)
-        each = self.engine.map(
-            lambda batch, client: self.algorithm.measure(msg, client, batch),
-            data,
-            state.clients,
-            None,
-            where=(t, "measure"),
-        )
-        clients = jax.tree.leaves(state.clients)[0].shape[0]
-        sums = jax.tree.map(lambda a: jnp.sum(a, axis=0), each)
+        sums = self.engine.total(self._measure_one, msg, data, state.clients, where=(t, "measure"))
+        clients = self.engine.clients_of(data).shape[0]
         row = {"objective": sums.pop("objective") / clients, "gradient": (sums.pop("gradient") / clients).norm2()}
         rows = sums.pop("rows")
         if "correct" in sums:
             row["accuracy"] = sums.pop("correct") / rows
         reads = self.algorithm.reads
-        row |= {name: READS[reads.get(name, "mean")](total, clients) for name, total in sums.items()}
-        return {name: jnp.asarray(value, jnp.float64) for name, value in row.items()}
+        return row | {name: READS[reads.get(name, "mean")](total, clients) for name, total in sums.items()}
 
     def _timed(self, name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
-        compiled = jax.jit(stage)
+        compiled = jax.jit(stage) if self.engine.compiled else stage
         warm: set[Any] = set()
 
         def run(*args: Any) -> Any:
             shapes = jax.tree.structure(args), tuple(jnp.shape(a) for a in jax.tree.leaves(args))
-            if shapes not in warm:  # compilation is not the round's time
+            if self.engine.compiled and shapes not in warm:  # compilation is not the round's time
                 jax.block_until_ready(compiled(*args))
                 warm.add(shapes)
             begun = time.perf_counter()
@@ -173,24 +187,22 @@ class Loop:
 
     def start(self, w0: Any, data: Any, root: Any) -> tuple[Any, Any, dict[str, Any]]:
         """Everyone joins, the server starts, row 0 is measured. Returns the carry, the hellos and the row."""
-
-        def join(batch: Any, _: Any) -> Any:
-            return self.algorithm.join(w0, batch, client_key(root, JOIN_ROUND, batch.client))
-
-        ids = self.engine.clients_of(data)
-        clients, hellos = self.engine.map(join, data, ids, None, where=(0, "join"))
-        if not jax.tree.leaves(clients):
+        clients, hellos = self.engine.join(self._join_one, (w0, root), data, where=(0, "join"))
+        if not jax.tree.leaves(self.engine.one_state(clients)):
             raise InvalidArgument(f"ClientState of {self.algorithm.name} must hold at least one array, got none.")
+        ids = self.engine.clients_of(data)
         server = self.algorithm.init(w0, hellos)
         none = {name: jnp.full(ids.shape, jnp.nan, jnp.float64) for name in self.algorithm.notes}
         state = State(server, clients, none)
         row = self.measure_stage(state, data)
+        self._names = list(row)
         row |= {name: jnp.asarray(jnp.nan) for name in (*self.algorithm.notes, *self.algorithm.info)}
         known = row | {"round": 0.0, "seconds": 0.0}
         recent = {
             name: jnp.full(self.stop.window, jnp.nan, jnp.float64).at[-1].set(known[name]) for name in self.stop.reads
         }
-        halt = jnp.where(jnp.isfinite(row["objective"]), jnp.where(self.stop.fired(recent), STOPPED, GOING), NONFINITE)
+        sound = jnp.isfinite(row["objective" if "objective" in row else "test_loss"])
+        halt = jnp.where(sound, jnp.where(self.stop.fired(recent), STOPPED, GOING), NONFINITE)
         carry = Carry(state, jnp.asarray(0), recent, halt, jnp.asarray(-1))
         return jax.tree.map(lambda a: lax.convert_element_type(a, a.dtype), carry), hellos, row  # no weak types
 
@@ -200,7 +212,7 @@ class Loop:
         """Up to `steps` rounds; `cohorts` is stacked over the block. Returns the carry and the block's rows."""
         length = cohorts.mask.shape[0]
         first = carry.round
-        blank = {name: jnp.full(length, jnp.nan, jnp.float64) for name in self._columns(carry.state, data)}
+        blank = {name: jnp.full(length, jnp.nan, jnp.float64) for name in self._columns()}
 
         def going(loop: tuple[Carry, dict[str, Any]]) -> Any:
             return (loop[0].round - first < steps) & (loop[0].halt == GOING)
@@ -213,23 +225,19 @@ class Loop:
 
         return self._while(going, body, (carry, blank))
 
-    def _columns(self, state: State, data: Any) -> list[str]:
-        return [*self._measured_names(state, data), *self.algorithm.notes, *self.algorithm.info]
-
-    def _measured_names(self, state: State, data: Any) -> list[str]:
-        stage = self.measure_stage
-        return list(jax.eval_shape(stage, state, data) if self.engine.compiled else stage(state, data))
+    def _columns(self) -> list[str]:
+        return [*self._names, *self.algorithm.notes, *self.algorithm.info]
 
     def _round(self, carry: Carry, data: Any, cohort: Cohort, elapsed: Any, root: Any) -> tuple[Carry, dict[str, Any]]:
         old, t = carry.state, carry.round
-        clients, uploads, notes = self._steps(old.server, old.clients, data, cohort, t, root)
-        server, info = self._serve(old.server, uploads, cohort)
-        sound = _finite_rows(uploads) | ~cohort.mask
+        stepped = self._steps(old.server, old.clients, data, cohort, t, root)
+        notes, cohort, sound = stepped.notes, stepped.cohort, stepped.sound
+        server, info = self._serve(old.server, stepped.uploads, stepped.gathered)
         fine = jnp.all(sound) & _finite(server)
         # A round with a number that is not finite is not kept. Clients' rows are written in place, never copied.
         kept = cohort._replace(mask=cohort.mask & fine)
         last = kept.put(old.notes, {name: getattr(notes, name) for name in self.algorithm.notes})
-        new = State(_either(fine, server, old.server), kept.put(old.clients, clients), last)
+        new = State(_either(fine, server, old.server), self.engine.keep(old.clients, stepped.rows, kept, t), last)
 
         last_view = notes._replace(**last) if self.algorithm.notes else notes
         row = self._notes_row(notes, last_view, cohort)
@@ -240,7 +248,7 @@ class Loop:
         row |= self._measured(new, data, t + 1)
 
         if self.evaluate_every == 1:
-            fine = fine & jnp.isfinite(row["objective"])
+            fine = fine & jnp.isfinite(row["objective" if "objective" in row else "test_loss"])
         measured = row | {"round": t + 1.0, "seconds": elapsed}
         recent = {name: jnp.roll(carry.recent[name], -1).at[-1].set(measured[name]) for name in self.stop.reads}
         if self.evaluate_every > 1:
@@ -258,7 +266,7 @@ class Loop:
         if self.timing or not self.engine.compiled:
             if int(t) % self.evaluate_every == 0:
                 return self._measure(state, data, t)
-            return {name: jnp.asarray(jnp.nan) for name in self._measured_names(state, data)}
+            return {name: jnp.asarray(jnp.nan) for name in self._names}
         blank = lambda *_: jax.tree.map(
             lambda s: jnp.full(s.shape, jnp.nan), jax.eval_shape(self.measure_stage, state, data)
         )

@@ -11,6 +11,7 @@ from fedpact.data.adult import adult
 from fedpact.data.bundled import breast_cancer, diabetes, digits, iris, wine
 from fedpact.data.dataset import Dataset, Schema
 from fedpact.data.federation import Federation
+from fedpact.data.images import cifar10, fashion_mnist, mnist
 from fedpact.data.public import covtype, qsar, santander, w8a
 from fedpact.data.synthetic import mixture, synthetic
 from fedpact.data.tables import from_arrays, from_csv
@@ -21,14 +22,17 @@ __all__ = [
     "Schema",
     "adult",
     "breast_cancer",
+    "cifar10",
     "covtype",
     "diabetes",
     "digits",
+    "fashion_mnist",
     "from_arrays",
     "from_csv",
     "iris",
     "load",
     "mixture",
+    "mnist",
     "names",
     "qsar",
     "santander",
@@ -42,11 +46,14 @@ _LOADERS: dict[str, Callable[..., Dataset]] = {
     for loader in (
         adult,
         breast_cancer,
+        cifar10,
         covtype,
         diabetes,
         digits,
+        fashion_mnist,
         iris,
         mixture,
+        mnist,
         qsar,
         santander,
         synthetic,

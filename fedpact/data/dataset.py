@@ -29,7 +29,8 @@ class Dataset:
 
     x is a NumPy array, or a SciPy CSR array where most features are 0. y holds class codes 0..K−1, or the regression
     target. `raw` maps column names to their values before coding, features or not, so that a federation can be split
-    by any of them.
+    by any of them. Pixels stay bytes (uint8). `test` are the rows that the owners of the data set aside for testing:
+    no client is given them.
     """
 
     name: str
@@ -37,12 +38,16 @@ class Dataset:
     y: np.ndarray
     schema: Schema
     raw: Mapping[str, np.ndarray] = field(default_factory=dict)
+    test: Any = ()
 
     def __post_init__(self) -> None:
         where = f"of dataset {self.name!r}"
         names = [column.name for column in self.schema.columns]
         sparse = scipy.sparse.issparse(self.x)
-        x: Any = as_sparse(self.x, f"x {where}") if sparse else as_numbers(self.x, f"x {where}", names).view()
+        pixels = isinstance(self.x, np.ndarray) and self.x.dtype == np.uint8
+        x: Any = self.x.view() if pixels else None
+        if x is None:
+            x = as_sparse(self.x, f"x {where}") if sparse else as_numbers(self.x, f"x {where}", names).view()
         y = as_numbers(self.y, f"y {where}").view()
         if x.ndim != 2 or x.shape[1] != len(names):
             raise DataError(f"x {where} must be of shape (rows, {len(names)}), got {x.shape}.")
@@ -50,7 +55,7 @@ class Dataset:
             raise DataError(f"y {where} must be one number per row, shape ({x.shape[0]},), got {y.shape}.")
         if x.shape[0] == 0:
             raise DataError(f"dataset {self.name!r} must be of at least one row, got none.")
-        if not sparse:
+        if not (sparse or pixels):
             require_finite(x, f"x {where}", names)
         require_finite(y, f"y {where}")
         count = len(self.schema.classes)
@@ -63,8 +68,12 @@ class Dataset:
                 raise DataError(f"raw[{column!r}] {where} must be one value per row ({len(y)}), got {len(values)}.")
         for array in (x.data, x.indices, x.indptr, y) if scipy.sparse.issparse(x) else (x, y):
             array.flags.writeable = False  # the digest is computed once
+        test = require_rows(self.test, len(y), f"test {where}")
+        if len(test) == len(y):
+            raise DataError(f"test {where} must leave rows to train on, got all {len(y)} rows.")
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "y", y)
+        object.__setattr__(self, "test", test)
 
     @property
     def rows(self) -> int:
@@ -86,8 +95,8 @@ class Dataset:
         """SHA-256 of x and y with their shape, whatever the dataset's name."""
         text = sha256(repr(self.x.shape).encode())
         x = (self.x.data, self.x.indices, self.x.indptr) if scipy.sparse.issparse(self.x) else (self.x,)
-        for array in (*x, self.y):
-            text.update(array.astype("<f8").tobytes())
+        for array in (*x, self.y, *([self.test] if len(self.test) else [])):
+            text.update(np.ascontiguousarray(array if array.dtype == np.uint8 else array.astype("<f8")))
         return text.hexdigest()
 
     def take(self, rows: Any) -> Dataset:
@@ -97,14 +106,15 @@ class Dataset:
             require(index.shape == (self.rows,), "rows", f"one boolean per row ({self.rows})", index.shape)
             index = np.flatnonzero(index)
         index = require_rows(index, self.rows, "rows")
-        return Dataset(self.name, self.x[index], self.y[index], self.schema, {k: v[index] for k, v in self.raw.items()})
+        raw, test = {k: v[index] for k, v in self.raw.items()}, np.flatnonzero(np.isin(index, self.test))
+        return Dataset(self.name, self.x[index], self.y[index], self.schema, raw, test)
 
     def split(
         self, clients: int | None = None, how: str = "iid", seed: int = 0, holdout: float = 0.0, **options: Any
     ) -> Federation:
         """Deal the rows to clients; `how` is one of the functions of `fedpact.data.partition`, `options` its own.
 
-        iid; cuts; sizes (sizes=); shards (shards=2); dirichlet (alpha=, least=1); column (column=).
+        iid; cuts; sizes (sizes=); shards (shards=2); imbalanced; dirichlet (alpha=, least=1); column (column=).
         `holdout` is the fraction of each client's rows that is set aside for testing.
         """
         from fedpact.data.federation import split  # a federation holds a dataset: the import runs the other way

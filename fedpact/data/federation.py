@@ -137,7 +137,8 @@ def split(
     require(whole, "seed", "an integer of at least 0", seed)
     require(is_number(holdout) and 0 <= holdout < 1, "holdout", "a fraction in [0, 1)", holdout)
 
-    names, rows = _deal(dataset, m, how, np.random.default_rng([seed, PARTITION]), dict(options))
+    own = np.setdiff1d(np.arange(dataset.rows), dataset.test)  # the dataset's test rows are nobody's
+    names, rows = _deal(dataset, own, m, how, np.random.default_rng([seed, PARTITION]), dict(options))
     kept, held_out = zip(*(_set_aside(part, holdout, seed, i) for i, part in enumerate(rows)), strict=True)
     shown = ", ".join(f"{k}={v}" for k, v in options.items() if k != "sizes")
     text = f"{how}{f' ({shown})' if shown else ''}, {len(rows)} clients, seed {seed}"
@@ -145,26 +146,27 @@ def split(
 
 
 def _deal(
-    dataset: Dataset, m: int | None, how: str, rng: np.random.Generator, options: dict[str, Any]
+    dataset: Dataset, own: np.ndarray, m: int | None, how: str, rng: np.random.Generator, options: dict[str, Any]
 ) -> tuple[tuple[str, ...], list[np.ndarray]]:
     if how in ("sizes", "column"):
         names: list[str] = []
         if how == "sizes":
-            rows = partition.sizes(rng, dataset.rows, options.get("sizes"))
+            rows = partition.sizes(rng, len(own), options.get("sizes"))
         else:
             name = options.get("column", "")
             if not isinstance(name, str) or name not in dataset.raw:
                 raise unknown(f"column of dataset {dataset.name!r}", name, dataset.raw)
-            rows, names = partition.column(name, dataset.raw[name])
+            rows, names = partition.column(name, dataset.raw[name][own])
         hint = "Leave clients out."
         require(m in (None, len(rows)), "clients", f"{len(rows)}, as {how} says, or left out", m, symbol="m", hint=hint)
-        return tuple(names), rows
+        return tuple(names), [own[part] for part in rows]
     hint = "Choose another split, or load the target as classes."
     require(how != "dirichlet" or dataset.classes, "how", "a split that needs no classes", how, hint=hint)
-    labelled = how in ("shards", "dirichlet")
+    labelled = how in ("shards", "imbalanced", "dirichlet")
     if how == "dirichlet":
         options.setdefault("alpha", None)
-    return (), getattr(partition, how)(rng, dataset.y if labelled else dataset.rows, m, **options)
+    dealt = getattr(partition, how)(rng, dataset.y[own] if labelled else len(own), m, **options)
+    return (), [own[part] for part in dealt]
 
 
 def _set_aside(rows: np.ndarray, fraction: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:

@@ -49,6 +49,15 @@ def locate(name: str, filename: str, checksum: str, url: str) -> Path:
     raise DatasetMissing(f"{text} Put the file at {cached}, or in $FEDPACT_DATA/{name}/.")
 
 
+def present(name: str, filename: str, checksum: str) -> bytes | None:
+    """The verified contents of a file of dataset `name` where `locate` looks first, or None if it is not there."""
+    own = os.environ.get("FEDPACT_DATA")
+    for folder in (*([Path(own).expanduser()] if own else []), cache_folder()):
+        if (folder / name / filename).is_file():
+            return _checked(folder / name / filename, checksum)
+    return None
+
+
 def contents(name: str, filenames: Sequence[str], checksum: str, url: str) -> bytes:
     """The unpacked contents of dataset `name`, whose file may be packed in several ways; `checksum` is of the contents.
 

@@ -4,6 +4,7 @@ iid        shuffled, sizes equal to within one row
 cuts       shuffled, then cut at random points (FedEPM, Section VII.A), every d_i > 0.01·d/m
 sizes      shuffled, sizes given
 shards     sorted by label, cut into equal shards, some per client (FedAvg, FedADMM)
+imbalanced sorted by label, 1, 2, 3, … shards to pairs of clients (FedADMM, Table VI)
 dirichlet  every class shared out by Dirichlet proportions
 column     one client per value of a column
 """
@@ -22,6 +23,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "cuts": (),
     "sizes": ("sizes",),
     "shards": ("shards",),
+    "imbalanced": (),
     "dirichlet": ("alpha", "least"),
     "column": ("column",),
 }
@@ -77,6 +79,24 @@ def shards(rng: np.random.Generator, labels: np.ndarray, clients: int, shards: i
     require(count <= len(labels), "clients × shards", f"at most the number of rows, {len(labels)}", count, hint=hint)
     pieces = np.array_split(np.argsort(labels, kind="stable"), count)
     hands = rng.permutation(count).reshape(clients, shards)
+    return [np.concatenate([pieces[k] for k in hand]) for hand in hands]
+
+
+def imbalanced(rng: np.random.Generator, labels: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Table VI of FedADMM: pairs of clients with 1, 2, … G−1 shards each, and the rest to the last pair.
+
+    Sorted by label and cut into G² nearly equal shards, G = m/2, which are dealt at random. The last pair has the G
+    that are left, so that m = 200 has 10,000 shards and its last two clients 50 each.
+    """
+    _check_clients(clients, len(labels))
+    require(clients % 2 == 0, "clients", "even for pairs of clients", clients, symbol="m")
+    groups = clients // 2
+    hint = "Use fewer clients."
+    require(groups**2 <= len(labels), "(clients/2)²", f"at most the number of rows, {len(labels)}", groups**2, hint=hint)
+    counts = np.append(np.repeat(np.arange(1, groups), 2), [groups - groups // 2, groups // 2])
+    require(counts.min() >= 1, "clients", "at least 4 for pairs of unlike size", clients, symbol="m")
+    pieces = np.array_split(np.argsort(labels, kind="stable"), groups**2)
+    hands = np.split(rng.permutation(groups**2), np.cumsum(counts)[:-1])
     return [np.concatenate([pieces[k] for k in hand]) for hand in hands]
 
 

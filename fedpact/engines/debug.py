@@ -16,13 +16,14 @@ import scipy.sparse
 
 from fedpact.core.contract import Batch, Cohort
 from fedpact.core.errors import ClientError, FedpactError, InvalidArgument
+from fedpact.engines.stacked import Stacked, kept_dtype
 
 
 @dataclass(frozen=True)
-class DebugEngine:
+class DebugEngine(Stacked):
     """One client at a time, in Python, with errors that say where."""
 
-    compiled = False
+    compiled, eager, first_block = False, True, 2
 
     def load(self, federations: Sequence[Any], dtype: Any) -> tuple[np.ndarray, Any]:
         """Each client's rows as they are, in the user's order."""
@@ -34,7 +35,7 @@ class DebugEngine:
             x, y = federation.client(i)
             x = x.toarray() if scipy.sparse.issparse(x) else x
             data.append(
-                Batch(jnp.asarray(x, dtype), jnp.asarray(y, dtype), jnp.ones(len(y), dtype), jnp.asarray(i, jnp.int32))
+                Batch(jnp.asarray(x, kept_dtype(federation, dtype)), jnp.asarray(y, dtype), jnp.ones(len(y), dtype), jnp.asarray(i, jnp.int32))
             )
         return np.arange(federation.clients)[None], tuple(data)
 

@@ -22,6 +22,7 @@ import scipy.sparse
 from fedpact.core import sparse
 from fedpact.core.contract import Batch, Cohort
 from fedpact.core.errors import is_number, require, require_positive_int
+from fedpact.engines.stacked import Stacked, kept_dtype
 
 #: What one more bucket costs, in padded rows (measured: its kernels' launches against a row's gradient).
 BUCKET_COST = 1500
@@ -39,7 +40,7 @@ class Capacities(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LocalEngine:
+class LocalEngine(Stacked):
     """Vectorised simulation. `chunk` clients at a time at most (None: as many as `memory` bytes allow).
 
     `sparse`: whether sparse features stay sparse (None: where that is faster).
@@ -49,7 +50,7 @@ class LocalEngine:
     memory: int = 512 * 2**20
     buckets: int = 6
     sparse: bool | None = None
-    compiled = True
+    compiled, eager, first_block = True, False, 2
 
     def __post_init__(self) -> None:
         if self.chunk is not None:
@@ -154,7 +155,7 @@ def _bucket(federations: Sequence[Any], order: np.ndarray, width: int, dtype: An
     """The rows of some clients of every federation, (trials, clients, width, …), padded with zeros to one width."""
     shape = (*order.shape, width)
     y, weight = np.zeros(shape, dtype), np.zeros(shape, dtype)
-    x = None if keep_sparse else np.zeros((*shape, federations[0].features), dtype)
+    x = None if keep_sparse else np.zeros((*shape, federations[0].features), kept_dtype(federations[0], dtype))
     matrices = []
     for trial, federation in enumerate(federations):
         for slot, client in enumerate(order[trial]):

@@ -277,7 +277,7 @@ def test_bytes_are_participants_times_message_sizes(name, run_once, rounds):
 
 def leaves_of_a_run(bundle, dtype, participation):
     """Types of everything that lives through a round, in the loop that runs it; nothing is computed."""
-    loop = Loop(bundle, PROBLEM.gradient, ONE, Never(), 1, False)
+    loop = Loop(bundle, PROBLEM, ONE, Never(), 1, False)
     order, data = ONE.load([byhand.federation(parts())], dtype)
     root, start = jax.random.key(0), PROBLEM.init(3, dtype)
     carry, hellos, _ = jax.eval_shape(loop.start, start, data, root)
