@@ -6,12 +6,15 @@ _jax.config.update("jax_enable_x64", True)  # arrays have explicit dtypes; singl
 
 from fedpact import data  # noqa: E402
 from fedpact.algorithms import (  # noqa: E402
+    FedADMM,
     FedAvg,
     FedAvgStale,
     FedEPM,
     FedProx,
     FedProxLocal,
+    FedSGD,
     InexactADMM,
+    Scaffold,
     SFedAvg,
     SFedProx,
 )
@@ -26,16 +29,29 @@ from fedpact.core.errors import (  # noqa: E402
     OutputError,
     UnknownName,
 )
-from fedpact.core.participation import Covering, Everyone, Fraction, Poisson, Schedule  # noqa: E402
-from fedpact.engines import DebugEngine, LocalEngine  # noqa: E402
+from fedpact.core.participation import Covering, Everyone, Fraction, Independent, Poisson, Schedule  # noqa: E402
+from fedpact.engines import DebugEngine, HostEngine, LocalEngine  # noqa: E402
 from fedpact.model import Model  # noqa: E402
-from fedpact.problems import LeastSquares, Logistic, NonconvexLogistic, optimum  # noqa: E402
+from fedpact.problems import (  # noqa: E402
+    CNN1,
+    CNN2,
+    LeastSquares,
+    Logistic,
+    Network,
+    NonconvexLogistic,
+    TwoLayer,
+    from_equinox,
+    from_flax,
+    optimum,
+)
 from fedpact.run import Experiment, Run, Runs, compare, run, trials  # noqa: E402
 
 __version__ = "0.1.0"
 
 # `tune` is not here: the function would hide the module. It is fedpact.tune.tune.
 __all__ = [
+    "CNN1",
+    "CNN2",
     "CheckpointError",
     "ClientError",
     "Covering",
@@ -44,19 +60,24 @@ __all__ = [
     "DebugEngine",
     "Everyone",
     "Experiment",
+    "FedADMM",
     "FedAvg",
     "FedAvgStale",
     "FedEPM",
     "FedProx",
     "FedProxLocal",
+    "FedSGD",
     "FedpactError",
     "Fraction",
+    "HostEngine",
+    "Independent",
     "InexactADMM",
     "InvalidArgument",
     "LeastSquares",
     "LocalEngine",
     "Logistic",
     "Model",
+    "Network",
     "NonconvexLogistic",
     "OutputError",
     "Poisson",
@@ -64,10 +85,14 @@ __all__ = [
     "Runs",
     "SFedAvg",
     "SFedProx",
+    "Scaffold",
     "Schedule",
+    "TwoLayer",
     "UnknownName",
     "compare",
     "data",
+    "from_equinox",
+    "from_flax",
     "optimum",
     "run",
     "stop",

@@ -7,7 +7,8 @@ name = "adult"                        # what tables call the run (default: the a
 [algorithm]  name = "fedepm"  preset = "paper"  k0 = 12                    # any setting of `fedpact show NAME`
 [run]        rounds = 100  seed = 0  participation = 0.5  evaluate_every = 1  precision = "double"  engine = "local"
              # participation = { scheme = "poisson", rho = 0.5 } or { scheme = "covering", rho = 0.5, s0 = 4 }
-             # or { scheme = "schedule", rounds = [[0, 1], [2]] }
+             # or { scheme = "schedule", rounds = [[0, 1], [2]] } or { scheme = "independent", probabilities = [0.1, 1] }
+             # engine = { name = "host", at_once = 1, spill = true }   telemetry = "test" or "all"
 [stop]       gradient = 1e-6  variance = 1e-8  seconds = 60  rising = 4    # any of them ends the run
              # target = { column = "accuracy", value = 0.9, above = true }
 """
@@ -24,18 +25,20 @@ from typing import Any
 from fedpact import data
 from fedpact.algorithms import algorithm as algorithm_named
 from fedpact.core.errors import DataError, FedpactError, InvalidArgument, require, unknown
-from fedpact.core.participation import Covering, Everyone, Fraction, Poisson, Schedule
+from fedpact.core.participation import Covering, Everyone, Fraction, Independent, Poisson, Schedule
 from fedpact.core.settings import Settings
 from fedpact.core.stop import GradientNorm, Rising, Rule, Seconds, Target, Variance, any_of
+from fedpact.engines import ENGINES
 from fedpact.problems import PROBLEMS, Logistic
 from fedpact.run import Experiment
 
 TABLES = ("data", "split", "problem", "algorithm", "run", "stop")
-RUN_KEYS = ("participation", "rounds", "seed", "evaluate_every", "precision", "engine", "timing")
+RUN_KEYS = ("participation", "rounds", "seed", "evaluate_every", "precision", "engine", "timing", "telemetry")
 SCHEMES: dict[str, type] = {
     "everyone": Everyone,
     "fraction": Fraction,
     "poisson": Poisson,
+    "independent": Independent,
     "covering": Covering,
     "schedule": Schedule,
 }
@@ -190,6 +193,13 @@ def _run(table: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(name, str) or name not in SCHEMES:
             raise unknown("participation scheme", name, SCHEMES)
         table["participation"] = _called("participation", SCHEMES[name], options)
+    engine = table.get("engine")
+    if isinstance(engine, Mapping):
+        options = dict(engine)
+        name = _named("run] engine = { … }, and [run", options)
+        if name not in ENGINES:
+            raise unknown("engine", name, ENGINES)
+        table["engine"] = _called("engine", ENGINES[name], options)
     return table
 
 

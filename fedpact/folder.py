@@ -3,6 +3,7 @@
 experiment.json   the experiment file, where there was one        config.json    all that decided the numbers
 environment.json  versions and machine                            history.csv    a row per round, as it grows
 checkpoint-*.bin  the last two                                    model.bin, report.html, result.json   at the end
+clients/          the clients' states, where the engine keeps them on the host
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class RunFolder:
             file.truncate(found.history_bytes)
         history = History.read(csv)
         self.written = len(history)
-        self._resumed = Resumed(lambda carry: checkpoint.restore(carry, found.leaves), history, found.elapsed)
+        states = (self.folder, found.versions)
+        self._resumed = Resumed(lambda c: checkpoint.restore(c, found.leaves, states), history, found.elapsed)
 
     @property
     def begun(self) -> int:

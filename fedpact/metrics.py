@@ -45,6 +45,8 @@ def score(problem: Any, labels: np.ndarray, predictions: np.ndarray) -> dict[str
         error = float(np.mean((predictions - labels) ** 2))
         spread = float(np.var(labels))
         return {"mean_squared_error": error, "r_squared": 1 - error / spread if spread > 0 else None}
+    if predictions.ndim == 2:
+        return _score_classes(labels.astype(int), predictions)
     clipped = np.clip(predictions, 1e-15, 1 - 1e-15)
     return {
         "accuracy": float(np.mean((predictions > 0.5) == (labels > 0.5))),
@@ -54,12 +56,36 @@ def score(problem: Any, labels: np.ndarray, predictions: np.ndarray) -> dict[str
     }
 
 
+def _score_classes(labels: np.ndarray, probabilities: np.ndarray) -> dict[str, float | None]:
+    """Accuracy, log loss, and the calibration of the class that is guessed."""
+    guess = probabilities.argmax(axis=1)
+    own = np.clip(probabilities[np.arange(len(labels)), labels], 1e-15, 1)
+    curve = calibration_curve((guess == labels).astype(float), probabilities.max(axis=1))
+    return {
+        "accuracy": float(np.mean(guess == labels)),
+        "log_loss": float(-np.mean(np.log(own))),
+        "calibration_error": calibration_error(curve),
+    }
+
+
+def has_held_out(federation: Any) -> bool:
+    """Whether any rows were set aside: by the split, or by the owners of the dataset."""
+    return len(federation.dataset.test) > 0 or any(len(rows) for rows in federation.held_out)
+
+
 def held_out(model: Any, federation: Any) -> dict[str, Any]:
-    """The scores on the rows set aside by `split(holdout=…)`: pooled, per client, and the calibration curve."""
+    """The scores on the rows set aside by `split(holdout=…)`: pooled, per client, and the calibration curve.
+
+    Where the dataset has a test set of its own, which no client holds, the pooled scores are on it alone.
+    """
     parts = [federation.test(i) for i in range(federation.clients)]
+    rows, whole = federation.dataset.test, federation.dataset
+    if len(rows) and not any(len(y) for _, y in parts):
+        scores = score(model.problem, whole.y[rows], model.predict(whole.x[rows]))
+        return {"pooled": {"rows": len(rows), **scores}, "clients": []}
     if not any(len(y) for _, y in parts):
         raise DataError("federation must have held-out rows, got none. Split with holdout=0.2, for example.")
-    guesses = [model.predict(x) if len(y) else np.empty(0) for x, y in parts]
+    guesses = [model.predict(x) for x, _ in parts]
     labels, predictions = np.concatenate([y for _, y in parts]), np.concatenate(guesses)
     clients = [
         {"name": name, "rows": len(y), **score(model.problem, y, p)}
@@ -67,6 +93,6 @@ def held_out(model: Any, federation: Any) -> dict[str, Any]:
         if len(y)
     ]
     metrics = {"pooled": {"rows": len(labels), **score(model.problem, labels, predictions)}, "clients": clients}
-    if model.problem.classifies:
+    if model.problem.classifies and predictions.ndim == 1:
         metrics["calibration_curve"] = calibration_curve(labels, predictions)
     return metrics

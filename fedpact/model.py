@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedpact.core.sealed import seal, unseal
 from fedpact.core.vector import Vector
 from fedpact.data.dataset import Schema
 from fedpact.data.tables import read_rows
-from fedpact.problems import PROBLEMS
+from fedpact.problems import PROBLEMS, Network
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,20 @@ class Model:
     schema: Schema | None
 
     def predict(self, x: Any) -> np.ndarray:
-        """Probabilities of class 1, or values, for an (N, n) array of features."""
-        x = x if scipy.sparse.issparse(x) else np.asarray(x, dtype=np.float64)
-        features = self.w.tree["w"].shape[0]
+        """Probabilities of class 1 (of every class for a network), or values, for an (N, n) array of features."""
+        pixels = getattr(x, "dtype", None) == np.uint8 and hasattr(self.problem, "multiclass")
+        x = x if scipy.sparse.issparse(x) or pixels else np.asarray(x, dtype=np.float64)
+        features = self.features
         require(x.ndim == 2 and x.shape[1] == features, "x", f"an (N, {features}) array", x.shape)
-        return np.asarray(self.problem.predict(self.w, x))
+        if not hasattr(self.problem, "multiclass"):
+            return np.asarray(self.problem.predict(self.w, x))
+        parts = [np.asarray(self.problem.predict(self.w, x[i : i + 500])) for i in range(0, len(x), 500)]
+        return np.concatenate(parts) if parts else np.empty((0, self.problem.classes))
+
+    @property
+    def features(self) -> int:
+        """n, the numbers a row has."""
+        return math.prod(self.problem.shape) if hasattr(self.problem, "shape") else self.w.tree["w"].shape[0]
 
     def predict_csv(self, path: str | os.PathLike[str]) -> np.ndarray:
         """Predictions for the rows of a CSV file, coded and scaled as in training. Extra columns are ignored."""
@@ -47,17 +57,17 @@ class Model:
         """Write the model as one file, whole or not at all."""
         path = Path(path)
         header = {
-            "problem": {"name": problem_name(self.problem), **dataclasses.asdict(self.problem)},
+            "problem": {"name": problem_name(self.problem), **plain_problem(self.problem)},
             "schema": None if self.schema is None else self.schema.to_dict(),
         }
-        arrays = {key: np.asarray(a) for key, a in self.w.tree.items()}
+        arrays = {name: np.asarray(a) for name, a in named_leaves(self.w.tree).items()}
         make_folder(path.parent)
         write_atomic(path, seal("model", header, arrays))
         return path
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Model:
-        """Read a model that `save` wrote."""
+    def load(cls, path: str | os.PathLike[str], problem: Any = None) -> Model:
+        """Read a model that `save` wrote. A network of your own has to be given again: its functions are not saved."""
         path = Path(path)
         if not path.is_file():
             raise CheckpointError(f"model must be a file that fedpact wrote, got {str(path)!r}, which is not a file.")
@@ -69,15 +79,43 @@ class Model:
         header, arrays = found
         settings = dict(header["problem"])
         name = settings.pop("name")
-        if name not in PROBLEMS:
+        if problem is None and name == "network":
+            raise InvalidArgument(
+                f"problem must be given to load a network of your own, got none for {str(path)!r}. "
+                "Write Model.load(path, problem=…) with the one it was trained with."
+            )
+        if problem is None and name not in PROBLEMS:
             raise unknown(f"problem of {path}", name, PROBLEMS)
-        problem = PROBLEMS[name](**settings)
-        w = Vector(dict(arrays))
+        problem = PROBLEMS[name](**settings) if problem is None else problem
+        w = Vector(dict(arrays)) if set(arrays) <= {"w", "b"} else _tree_like(problem, arrays, path)
         return cls(problem, w, None if header["schema"] is None else Schema.from_dict(header["schema"]))
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """The arrays of a tree by their places in it, such as conv1.w."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _tree_like(problem: Any, arrays: dict[str, np.ndarray], path: Path) -> Vector:
+    """The problem's own tree with these arrays."""
+    tree = jax.eval_shape(lambda: problem.init(0, np.float32)).tree
+    names = named_leaves(tree)
+    same = set(names) == set(arrays) and all(names[n].shape == arrays[n].shape for n in names)
+    if not same:
+        raise CheckpointError(f"model must have the parameters of its problem, got others in {str(path)!r}.")
+    return Vector(jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in names]))
+
+
+def plain_problem(problem: Any) -> dict[str, Any]:
+    """A problem's settings as plain data."""
+    return problem.to_dict() if hasattr(problem, "to_dict") else dataclasses.asdict(problem)
 
 
 def problem_name(problem: Any) -> str:
     """The name under which a problem is saved: that of its class in `fedpact.problems.PROBLEMS`."""
+    if isinstance(problem, Network):
+        return "network"
     for name, cls in PROBLEMS.items():
         if isinstance(problem, cls):
             return name

@@ -26,15 +26,16 @@ from fedpact.core.errors import (
 )
 from fedpact.core.files import make_folder, write_atomic, write_json
 from fedpact.core.history import History
+from fedpact.core.keys import Purpose
 from fedpact.core.loop import Loop
 from fedpact.core.participation import Schedule, as_participation
 from fedpact.core.settings import Settings
 from fedpact.core.stop import Never, Outcome, Rule
 from fedpact.data import Federation
-from fedpact.engines import as_engine
+from fedpact.engines import HostEngine, as_engine
 from fedpact.folder import RunFolder, load
-from fedpact.metrics import held_out
-from fedpact.model import Model, as_host, problem_name
+from fedpact.metrics import has_held_out, held_out
+from fedpact.model import Model, as_host, plain_problem, problem_name
 from fedpact.problems import PROBLEMS
 from fedpact.report import Progress, curves, text_table, write_report
 
@@ -43,7 +44,12 @@ PRECISIONS = {"double": np.float64, "single": np.float32}
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides a run's numbers. Checked when it is made."""
+    """Everything that decides a run's numbers. Checked when it is made.
+
+    What is left out is chosen by the problem: "double" and the engine "local" for convex ones; for networks "single"
+    and "host". `telemetry` is "all" (every client's rows) or, as networks have it where the dataset has a test set,
+    "test" (that set only).
+    """
 
     algorithm: Settings
     problem: Any
@@ -53,9 +59,10 @@ class Experiment:
     stop: Rule | None = None
     seed: int = 0
     evaluate_every: int = 1
-    precision: str = "double"
-    engine: Any = "local"
+    precision: str | None = None
+    engine: Any = None
     timing: bool = False
+    telemetry: str | None = None
 
     def __post_init__(self) -> None:
         require(isinstance(self.algorithm, Settings), "algorithm", "settings such as fedpact.FedEPM()", self.algorithm)
@@ -70,22 +77,36 @@ class Experiment:
         require(ok, "seed", "an integer from 0 to 2³¹−1", self.seed)
         require(self.stop is None or isinstance(self.stop, Rule), "stop", "a rule of fedpact.stop", self.stop)
         require_flags(self, "timing")
+        deep = hasattr(self.problem, "multiclass")
+        if self.precision is None:
+            object.__setattr__(self, "precision", "single" if deep else "double")
+        if self.engine is None:
+            object.__setattr__(self, "engine", getattr(self.problem, "engine", "local"))
         if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         object.__setattr__(self, "participation", as_participation(self.participation))
         object.__setattr__(self, "engine", as_engine(self.engine))
+        tested = isinstance(self.engine, HostEngine) and len(self.federation.dataset.test) > 0
+        if self.telemetry is None:
+            object.__setattr__(self, "telemetry", "test" if deep and tested else "all")
+        if self.telemetry not in ("all", "test"):
+            raise unknown("telemetry", self.telemetry, ("all", "test"))
+        hint = 'It needs the engine "host" and a dataset with a test set, such as mnist.'
+        require(self.telemetry == "all" or tested, "telemetry", '"all" here', self.telemetry, hint=hint)
         self.participation.check(self.seed, self.rounds, self.federation.clients)
         self.problem.check(self.federation)
         loop = _loop(self)
+        if loop.algorithm.rows is not None:
+            loop.algorithm.rows(self.federation.sizes)
         if self.stop is not None:
-            loop.check_stop(_start(self), self.federation.features, PRECISIONS[self.precision])
+            loop.check_stop(_start(self), self.federation.features, PRECISIONS[self.precision], tested)
 
     def config(self) -> dict[str, Any]:
         """The experiment as plain data: what the run folder, the report and the checkpoint's digest hold."""
         problem = next((n for n, cls in PROBLEMS.items() if isinstance(self.problem, cls)), type(self.problem).__name__)
         return {
             "algorithm": {"name": self.algorithm.name, **self.algorithm.to_dict()},
-            "problem": {"name": problem, **dataclasses.asdict(self.problem)},
+            "problem": {"name": problem, **plain_problem(self.problem)},
             "data": {
                 "dataset": self.federation.dataset.name,
                 "split": self.federation.description,
@@ -103,6 +124,7 @@ class Experiment:
                 "precision": self.precision,
                 "engine": type(self.engine).__name__,
                 "timing": self.timing,
+                "telemetry": self.telemetry,
             },
         }
 
@@ -110,7 +132,8 @@ class Experiment:
         """Of all that decides the numbers; the number of rounds may grow."""
         config = self.config()
         del config["run"]["rounds"]
-        return checkpoint.digest(config | {"engine": dataclasses.asdict(self.engine)})
+        engine = {f.name: getattr(self.engine, f.name) for f in dataclasses.fields(self.engine) if f.compare}
+        return checkpoint.digest(config | {"engine": engine})
 
 
 @dataclass(frozen=True)
@@ -141,9 +164,8 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The last measured value of what matters."""
         last, columns = self.history.last, self.history.columns
-        out: dict[str, Any] = {"objective": last("objective"), "gradient": last("gradient")}
-        if "accuracy" in columns:
-            out["accuracy"] = last("accuracy")
+        names = ("objective", "gradient", "accuracy", "test_loss", "test_accuracy")
+        out: dict[str, Any] = {name: last(name) for name in names if name in columns}
         out |= {
             "rounds": self.history.rounds,
             "megabytes_up": last("bytes_up") / 1e6,
@@ -277,7 +299,8 @@ def trials(
 
 
 def _start(experiment: Experiment) -> Any:
-    return experiment.problem.init(experiment.federation.features, PRECISIONS[experiment.precision])
+    key = jax.random.fold_in(jax.random.key(experiment.seed), int(Purpose.MODEL))
+    return experiment.problem.init(experiment.federation.features, PRECISIONS[experiment.precision], key)
 
 
 def _loop(experiment: Experiment) -> Loop:
@@ -286,12 +309,12 @@ def _loop(experiment: Experiment) -> Loop:
     clients = e.federation.clients
     algorithm = e.algorithm.build(e.problem, clients, e.participation.rate(clients))
     check_needs(algorithm, e.problem)
-    return Loop(algorithm, e.problem, e.engine, e.stop or Never(), e.evaluate_every, e.timing)
+    return Loop(algorithm, e.problem, e.engine, e.stop or Never(), e.evaluate_every, e.timing, e.telemetry or "all")
 
 
 def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Path | None) -> Run:
     model = Model(e.problem, as_host(end.model), e.federation.dataset.schema)
-    scores = held_out(model, e.federation) if any(len(rows) for rows in e.federation.held_out) else None
+    scores = held_out(model, e.federation) if has_held_out(e.federation) else None
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
     notices = [*loop.algorithm.notices, *_uncovered(e, loop.algorithm), *verdict]
     if end.outcome is Outcome.NONFINITE:
@@ -335,7 +358,8 @@ def execute(
         if keeper is not None:
             keeper.after_block(carry, history, elapsed)
         residual = history.last("primal_residual") if "primal_residual" in history.columns else None
-        bar.update(history.rounds, history.last("objective"), history.last("gradient"), residual)
+        shown = [history.last(n) if n in history.columns else math.nan for n in ("objective", "gradient")]
+        bar.update(history.rounds, *shown, residual)
 
     try:
         (end,) = drive(

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+from fedpact.algorithms.fedadmm import FedADMM
 from fedpact.algorithms.fedavg import FedAvg
 from fedpact.algorithms.fedavg_stale import FedAvgStale, FedProxLocal
 from fedpact.algorithms.fedepm import FedEPM
 from fedpact.algorithms.fedprox import FedProx
+from fedpact.algorithms.fedsgd import FedSGD
 from fedpact.algorithms.inexact_admm import InexactADMM
+from fedpact.algorithms.scaffold import Scaffold
 from fedpact.algorithms.sfedavg import SFedAvg, SFedProx
 from fedpact.core.errors import unknown
 from fedpact.core.settings import Settings
 
 __all__ = [
     "ALGORITHMS",
+    "FedADMM",
     "FedAvg",
     "FedAvgStale",
     "FedEPM",
     "FedProx",
     "FedProxLocal",
+    "FedSGD",
     "InexactADMM",
     "SFedAvg",
     "SFedProx",
+    "Scaffold",
     "algorithm",
 ]
 
 #: By the names experiment files and the command use.
 ALGORITHMS: dict[str, type[Settings]] = {
-    cls.name: cls for cls in (FedEPM, SFedAvg, SFedProx, FedAvg, FedProx, InexactADMM, FedAvgStale, FedProxLocal)
+    cls.name: cls
+    for cls in (
+        FedEPM,
+        SFedAvg,
+        SFedProx,
+        FedAvg,
+        FedProx,
+        InexactADMM,
+        FedAvgStale,
+        FedProxLocal,
+        FedADMM,
+        Scaffold,
+        FedSGD,
+    )
 }
 
 

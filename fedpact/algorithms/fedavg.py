@@ -4,18 +4,20 @@ H. B. McMahan, E. Moore, D. Ramage, S. Hampson and B. A. y Arcas, "Communication
 from Decentralized Data", AISTATS 2017. Algorithm 1.
 
 Server    w ← Σ_{i∈S} p_i w_i / Σ_{i∈S} p_i
-Client    w_i ← w;  `steps` times:  w_i ← w_i − γ ∇f_i(w_i), on all rows or on a batch drawn with replacement
-i ∈ S     sends p_i w_i and p_i
+Client    w_i ← w;  `steps` times:  w_i ← w_i − γ ∇f_i(w_i), on all rows or on a batch drawn with replacement;
+i ∈ S     or, where `epochs` is given, E passes over shuffled batches
+          sends p_i w_i and p_i
 
-paper → code:  η → step (γ here), E and B → steps and batch, n_k → batch.rows, w_{t+1}^k → w_i.
+paper → code:  η → step (γ here), E and B → epochs and batch, n_k → batch.rows, w_{t+1}^k → w_i.
 
 Differs from the paper:
 - p_i = 1 by default, so that the method and the reported objective (1/m) Σ f_i agree; weights="rows" is p_i = d_i.
-- `steps` gradient steps instead of epochs over shuffled batches.
+- without `epochs`, `steps` gradient steps instead of passes over shuffled batches.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,6 +30,7 @@ from fedpact.core.errors import is_number, require, require_positive_int, unknow
 from fedpact.core.keys import Purpose
 from fedpact.core.settings import Settings
 from fedpact.core.vector import Vector
+from fedpact.problems.training import Plan, check_batches, check_training, local_epochs, train
 
 
 class ServerState(NamedTuple):
@@ -60,9 +63,10 @@ class Upload(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """Gradients computed, counted in passes over all of the client's rows."""
+    """Gradients computed, counted in passes over all of the client's rows; with epochs, the last one's loss."""
 
     gradients: Any
+    train_loss: Any = math.nan
 
 
 class Info(NamedTuple):
@@ -78,6 +82,17 @@ def draw(batch: Batch, size: int, key: Any) -> Batch:
     return Batch(batch.x[rows], batch.y[rows], jnp.full(size, batch.rows / size), batch.client)
 
 
+class _Training(NamedTuple):
+    """The settings of passes over batches, by the names that `check_training` has for them."""
+
+    epochs: Any
+    batch: Any
+    rate: Any
+    momentum: Any
+    vary: Any
+    short: Any
+
+
 def check_local(settings: Any) -> None:
     """The constraints FedAvg and FedProx share."""
     require_positive_int("steps", settings.steps)
@@ -86,8 +101,15 @@ def check_local(settings: Any) -> None:
         raise unknown("step", step, ("lipschitz", "a number"))
     require(step == "lipschitz" or (is_number(step) and step > 0), "step", "above 0", step, symbol="γ")
     require(is_number(settings.scale) and settings.scale > 0, "scale", "above 0", settings.scale)
+    if settings.epochs is not None:
+        hint = "With epochs the step is the learning rate, such as 0.1."
+        require(step != "lipschitz", "step", "a number where epochs is given", step, symbol="γ", hint=hint)
+        check_training(_Training(settings.epochs, settings.batch, step, settings.momentum, settings.vary, settings.short))
     if settings.batch is not None:
         require_positive_int("batch", settings.batch, symbol="B")
+    for name, default in (("momentum", 0.0), ("vary", False), ("short", False)):
+        unused = settings.epochs is not None or getattr(settings, name) == default
+        require(unused, name, "left out without epochs", getattr(settings, name), hint="Give epochs=E.")
     if settings.weights not in ("uniform", "rows"):
         raise unknown("weights", settings.weights, ("uniform", "rows"))
 
@@ -101,6 +123,10 @@ class FedAvg(Settings):
     scale: float = 1.0  # multiplies γ
     batch: int | None = None  # rows a step; None: all
     weights: str = "uniform"  # "uniform", or "rows" for p_i = d_i
+    epochs: int | None = None  # E passes over shuffled batches instead of `steps`
+    momentum: float = 0.0  # of the local optimiser, with epochs
+    vary: bool = False  # with epochs: E_i drawn from 1..E for every client and round
+    short: bool = False  # with epochs: let a client with fewer rows than a batch use all it has
 
     name: ClassVar[str] = "fedavg"
     presets: ClassVar = {"lipschitz": {}, "rows": {"weights": "rows"}}
@@ -120,7 +146,7 @@ def build_local(settings: Any, problem: Any, *, mu: float) -> Algorithm:
     by_lipschitz, by_rows = settings.step == "lipschitz", settings.weights == "rows"
 
     def join(w0: Vector, batch: Any, key: Any) -> tuple[ClientState, Hello]:
-        gamma = 1 / (problem.lipschitz(batch) + mu) if by_lipschitz else jnp.asarray(settings.step, batch.x.dtype)
+        gamma = 1 / (problem.lipschitz(batch) + mu) if by_lipschitz else jnp.asarray(settings.step, batch.weight.dtype)
         return ClientState(settings.scale * gamma), Hello()
 
     def init(w0: Vector, hellos: Hello) -> ServerState:
@@ -131,13 +157,21 @@ def build_local(settings: Any, problem: Any, *, mu: float) -> Algorithm:
 
     def client_step(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Any, ...]:
         w = msg.w
+        p = batch.rows if by_rows else jnp.ones_like(batch.rows)
+        if settings.epochs is not None:
+            epochs = local_epochs(jax.random.fold_in(key(Purpose.LOCAL), 0), settings.epochs, settings.vary)
+            shuffle = jax.random.fold_in(key(Purpose.LOCAL), 1)
+            plan = Plan(client.gamma, settings.momentum, size)
+            center = {"rho": mu, "center": w} if mu else {}
+            w_i, taken, loss = train(grad, w, batch, shuffle, plan, epochs, **center)
+            passes = taken * (batch.rows if size is None else jnp.minimum(size, batch.rows)) / batch.rows
+            return client, Upload(p * w_i, p), Notes(*(jnp.asarray(v, jnp.float64) for v in (passes, loss)))
 
         def local(s: Any, w_i: Vector) -> Vector:
             rows = batch if size is None else draw(batch, size, jax.random.fold_in(key(Purpose.LOCAL), s))
             return w_i - client.gamma * (grad(w_i, rows) + mu * (w_i - w))
 
         w_i = lax.fori_loop(0, steps, local, w)
-        p = batch.rows if by_rows else jnp.ones_like(batch.rows)
         passes = steps if size is None else steps * size / batch.rows
         return client, Upload(p * w_i, p), Notes(jnp.asarray(passes, jnp.float64))
 
@@ -159,6 +193,7 @@ def build_local(settings: Any, problem: Any, *, mu: float) -> Algorithm:
         measure=measure,
         model=lambda server: server.w,
         combine="sum",
-        notes={"gradients": "sum"},
+        notes={"gradients": "sum"} | ({} if settings.epochs is None else {"train_loss": "mean"}),
+        rows=None if settings.epochs is None else check_batches(settings),
         needs=frozenset({"lipschitz"}) if by_lipschitz else frozenset(),
     )

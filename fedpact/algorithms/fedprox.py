@@ -6,7 +6,9 @@ MLSys 2020. Algorithm 2.
 Server    w ← Σ_{i∈S} p_i w_i / Σ_{i∈S} p_i
 Client    w_i ≈ argmin_v f_i(v) + (μ/2)‖v − w‖²:  `steps` times  w_i ← w_i − γ (∇f_i(w_i) + μ (w_i − w)),  from w_i = w
 
-paper → code:  μ → mu, η → step (γ here), E → steps.
+          or, where `epochs` is given, E passes over shuffled batches of the same step
+
+paper → code:  μ → mu, η → step (γ here), E → epochs.
 
 Differs from the paper:
 - clients are drawn uniformly and p_i = 1 by default; the paper draws them in proportion to d_i and takes p_i = 1.
@@ -35,6 +37,10 @@ class FedProx(Settings):
     scale: float = 1.0  # multiplies γ
     batch: int | None = None  # rows a step; None: all
     weights: str = "uniform"  # "uniform", or "rows" for p_i = d_i
+    epochs: int | None = None  # E passes over shuffled batches instead of `steps`
+    momentum: float = 0.0  # of the local optimiser, with epochs
+    vary: bool = False  # with epochs: E_i drawn from 1..E for every client and round
+    short: bool = False  # with epochs: let a client with fewer rows than a batch use all it has
 
     name: ClassVar[str] = "fedprox"
     presets: ClassVar = {"lipschitz": {}, "rows": {"weights": "rows"}}

@@ -2,6 +2,8 @@
 
 The header holds the digest of the settings, so that another experiment's checkpoint is refused, the round, and how much
 of history.csv belongs to it; the arrays are those of the loop's carry, in order. The seal refuses a damaged file.
+Client states that an engine keeps on the host are files of their own (`core.store`), written before the checkpoint
+that lists their versions.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import numpy as np
 from fedpact.core.errors import CheckpointError
 from fedpact.core.files import write_atomic
 from fedpact.core.sealed import seal, unseal
+from fedpact.core.store import FOLDER, Store, sweep
 
 KEPT = 2
 
@@ -29,6 +32,7 @@ class Checkpoint(NamedTuple):
     history_bytes: int
     elapsed: float
     leaves: list[np.ndarray]
+    versions: dict[int, int]
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -42,13 +46,30 @@ def _files(folder: Path) -> list[Path]:
 
 def save(folder: Path, carry: Any, settings: str, round_number: int, history_bytes: int, elapsed: float) -> Path:
     """Write the carry after a round; older checkpoints than the last two are removed afterwards."""
+    store = _store(carry)
     arrays = {f"{i:06d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(carry))}
     header = {"settings": settings, "round": round_number, "history_bytes": history_bytes, "elapsed": elapsed}
+    if store is not None:
+        store.save(folder / FOLDER)
+        header["versions"] = {str(client): version for client, version in store.versions.items()}
     path = folder / f"checkpoint-{round_number:09d}.bin"
     write_atomic(path, seal("checkpoint", header, arrays))
     for old in _files(folder)[:-KEPT]:
         old.unlink(missing_ok=True)
+    if store is not None:
+        sweep(folder / FOLDER, [_versions(file) for file in _files(folder)])
     return path
+
+
+def _store(carry: Any) -> Store | None:
+    """The store of client states in a carry, where an engine keeps one."""
+    parts = jax.tree.leaves(carry, is_leaf=lambda node: isinstance(node, Store))
+    return next((part for part in parts if isinstance(part, Store)), None)
+
+
+def _versions(path: Path) -> dict[int, int]:
+    found = unseal("checkpoint", path.read_bytes())
+    return {} if found is None else {int(k): v for k, v in found[0].get("versions", {}).items()}
 
 
 def load(folder: Path, settings: str) -> Checkpoint | None:
@@ -68,15 +89,25 @@ def load(folder: Path, settings: str) -> Checkpoint | None:
             f"where this run has {settings[:12]}. Resume with the settings it was made with, or choose a new folder."
         )
     leaves = [arrays[name] for name in sorted(arrays)]
-    return Checkpoint(header["round"], header["history_bytes"], header["elapsed"], leaves)
+    versions = {int(client): version for client, version in header.get("versions", {}).items()}
+    return Checkpoint(header["round"], header["history_bytes"], header["elapsed"], leaves, versions)
 
 
-def restore(carry: Any, leaves: list[np.ndarray]) -> Any:
-    """A carry of the same structure with the checkpoint's arrays."""
+def restore(carry: Any, leaves: list[np.ndarray], states: tuple[Path, dict[int, int]] | None = None) -> Any:
+    """A carry of the same structure with the checkpoint's arrays.
+
+    `states` are the folder and the versions of client states that are files of their own.
+    """
     old, tree = jax.tree.flatten(carry)
     same = len(old) == len(leaves) and all(
         a.shape == b.shape and a.dtype == b.dtype for a, b in zip(old, leaves, strict=False)
     )
     if not same:
         raise CheckpointError("checkpoint must have this run's shapes, got others. It was made by another version.")
-    return jax.tree.unflatten(tree, [jax.numpy.asarray(leaf) for leaf in leaves])
+    new = jax.tree.unflatten(tree, [jax.numpy.asarray(leaf) for leaf in leaves])
+    if states is None or _store(carry) is None:
+        return new
+    folder, versions = states
+    is_store = lambda node: isinstance(node, Store)  # noqa: E731
+    load = lambda node: node.load(folder / FOLDER, versions) if is_store(node) else node  # noqa: E731
+    return jax.tree.map(load, new, is_leaf=is_store)

@@ -173,6 +173,7 @@ class Algorithm(NamedTuple):
     reads: Mapping[str, str] = {}  # how each measure is read over all clients: "mean" unless said, or a key of READS
     commit: Callable[..., Any] | None = None
     admit: Callable[..., None] | None = None  # (hellos on the host, client numbers): raises for one it cannot work with
+    rows: Callable[..., None] | None = None  # (every client's number of rows): raises for what it cannot work with
     coverage: str = ""  # the theorem that needs everyone to take part again and again, where there is one
     needs: frozenset[str] = frozenset()
     notices: tuple[str, ...] = ()  # sentences the reader of a report must see

@@ -201,7 +201,7 @@ def _wire(loop: Loop, carry: Carry, hellos: Any, data: Any, root: Any, trials: b
 
 def _history(loop: Loop, first: dict[str, np.ndarray], trial: int, wire: _Wire) -> History:
     own = [name for name in first if name not in ("gradients",)]
-    head = [name for name in ("objective", "gradient", "accuracy") if name in own]
+    head = [name for name in ("objective", "gradient", "accuracy", "test_loss", "test_accuracy") if name in own]
     tail = [name for name in own if name not in head]
     clock = ["seconds", "local_seconds"] if loop.timing else ["seconds"]
     history = History(["round", *head, "participants", "bytes_up", "bytes_down", "gradients", *clock, *tail])

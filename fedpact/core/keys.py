@@ -17,6 +17,7 @@ class Purpose(enum.IntEnum):
     NOISE = 2
     PARTICIPATION = 3
     COVER = 4
+    MODEL = 5
 
 
 #: The round number under which `join` draws; rounds count from 0, so it never meets one of them.

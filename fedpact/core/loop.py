@@ -166,7 +166,7 @@ class Loop:
                 row[name] = (jnp.nanmin if how == "min" else jnp.nanmax)(getattr(last, name))
         return {name: jnp.asarray(value, jnp.float64) for name, value in row.items()}
 
-    def check_stop(self, w0: Any, features: int, dtype: Any) -> None:
+    def check_stop(self, w0: Any, features: int, dtype: Any, tested: bool = False) -> None:
         """Refuse a stop rule on a column that no round has. Counts that only the host keeps cannot be watched."""
         x, y = jax.ShapeDtypeStruct((2, features), dtype), jax.ShapeDtypeStruct((2,), dtype)
 
@@ -176,8 +176,9 @@ class Loop:
             server = self.algorithm.init(w0, jax.tree.map(lambda a: a[None], hello))
             return self.algorithm.measure(self.algorithm.broadcast(server), state, batch)
 
-        sums = set(jax.eval_shape(measure, x, y))
+        sums = set(jax.eval_shape(measure, x, y)) if self.telemetry == "all" else set()
         known = (sums - {"rows", "correct"}) | ({"accuracy"} if "correct" in sums else set()) | {"round", "seconds"}
+        known |= {"test_loss", "test_accuracy"} if tested else set()
         known |= (set(self.algorithm.notes) | set(self.algorithm.info)) - {"gradients"}  # cumulative on the host
         for name in self.stop.reads:
             if name not in known:

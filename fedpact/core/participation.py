@@ -128,6 +128,46 @@ class Poisson(_Drawn):
 
 
 @dataclass(frozen=True)
+class Independent(_Drawn):
+    """Client i on its own with probability p_i; a round may be empty."""
+
+    probabilities: Sequence[float]
+
+    def __post_init__(self) -> None:
+        given = self.probabilities
+        listed = isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str) and len(given) > 0
+        hint = "Write [0.1, 0.5, 1.0] for three clients. A client with p_i = 0 would never take part."
+        require(listed, "probabilities", "a list of numbers, one per client", given, symbol="p_i", hint=hint)
+        values = tuple(v.item() if isinstance(v, np.generic) else v for v in given)
+        for i, p in enumerate(values):
+            require(is_number(p) and 0 < p <= 1, f"probability of client {i}", "in (0, 1]", p, symbol="p_i", hint=hint)
+        object.__setattr__(self, "probabilities", values)
+
+    def check(self, seed: int, rounds: int, clients: int) -> None:
+        """One probability per client."""
+        count = len(self.probabilities)
+        require(count == clients, "probabilities", f"one per client ({clients})", count, symbol="p_i")
+
+    def rate(self, clients: int) -> float:
+        """The mean of the p_i."""
+        return float(np.mean(self.probabilities))
+
+    def capacity(self, clients: int) -> int:
+        """Eight deviations above the mean, and a few more."""
+        p = np.asarray(self.probabilities)
+        return min(clients, math.ceil(p.sum() + 8 * math.sqrt(float(np.sum(p * (1 - p)))) + 4))
+
+    def describe(self) -> str:
+        """A digest of the list."""
+        return f"Independent({digest({'probabilities': list(self.probabilities)})[:12]})"
+
+    def select(self, seed: int, round_number: int, clients: int) -> np.ndarray:
+        """Independent coin flips."""
+        rng = host_generator(seed, round_number, Purpose.PARTICIPATION)
+        return np.flatnonzero(rng.random(clients) < np.asarray(self.probabilities))
+
+
+@dataclass(frozen=True)
 class Covering(_Drawn):
     """Setup VI.1 of the FedEPM paper: ⌈ρm⌉ clients a round, everyone at least once in every s0 rounds.
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedpact.core.contract import Algorithm
-from fedpact.core.errors import unknown
+from fedpact.core.errors import is_number, require, unknown
 
 
 class Settings:
@@ -58,3 +60,39 @@ class Settings:
             if getattr(self, f.name) != f.default
         ]
         return f"{type(self).__name__}({', '.join(changed)})" if changed else type(self).__name__
+
+
+def check_schedule(
+    name: str,
+    value: Any,
+    *,
+    symbol: str,
+    words: tuple[str, ...] = (),
+    least: float = -math.inf,
+    above: float = -math.inf,
+) -> None:
+    """A setting that is a number, a word, or [[round, value], …] with rising rounds from 0 on."""
+    fits = lambda v: is_number(v) and v >= least and v > above  # noqa: E731
+    bound = f"above {above:g}" if above > -math.inf else f"at least {least:g}"
+    hint = f"Write 0.01, or [[0, 0.01], [60, 0.1]] for another value from round 60 on{_or(words)}."
+    if isinstance(value, (tuple, list)):
+        pairs = bool(value) and all(isinstance(p, (tuple, list)) and len(p) == 2 for p in value)
+        whole = pairs and all(isinstance(r, int) and not isinstance(r, bool) for r, _ in value)
+        rising = whole and value[0][0] == 0 and all(a[0] < b[0] for a, b in zip(value, value[1:], strict=False))
+        require(rising, name, "pairs [round, value] with rising rounds from 0 on", value, symbol=symbol, hint=hint)
+        for t, v in value:
+            require(fits(v), f"{name} from round {t}", bound, v, symbol=symbol)
+        return
+    require(value in words if isinstance(value, str) else fits(value), name, bound, value, symbol=symbol, hint=hint)
+
+
+def _or(words: tuple[str, ...]) -> str:
+    return "".join(f', or "{word}"' for word in words)
+
+
+def scheduled(value: Any, t: Any) -> Any:
+    """The value of such a setting in round t."""
+    if not isinstance(value, (tuple, list)):
+        return value
+    rounds, values = (np.array([p[k] for p in value]) for k in (0, 1))
+    return jnp.asarray(values)[jnp.searchsorted(jnp.asarray(rounds), t, side="right") - 1]

@@ -6,16 +6,17 @@ from typing import Any
 
 from fedpact.core.errors import require, unknown
 from fedpact.engines.debug import DebugEngine
+from fedpact.engines.host import HostEngine
 from fedpact.engines.local import LocalEngine
 
-__all__ = ["DebugEngine", "LocalEngine", "as_engine"]
+__all__ = ["DebugEngine", "HostEngine", "LocalEngine", "as_engine"]
 
-ENGINES = {"debug": DebugEngine, "local": LocalEngine}
+ENGINES = {"debug": DebugEngine, "host": HostEngine, "local": LocalEngine}
 
 
 def as_engine(engine: Any) -> Any:
     """An engine from its name, or the engine itself."""
-    if isinstance(engine, (DebugEngine, LocalEngine)):
+    if isinstance(engine, tuple(ENGINES.values())):
         return engine
     require(isinstance(engine, str), "engine", "a name or an engine", engine)
     if engine not in ENGINES:

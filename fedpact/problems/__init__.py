@@ -2,10 +2,31 @@
 
 from fedpact.problems.least_squares import LeastSquares
 from fedpact.problems.logistic import Logistic
+from fedpact.problems.network import CNN1, CNN2, Network, TwoLayer, from_equinox, from_flax
 from fedpact.problems.nonconvex_logistic import NonconvexLogistic
 from fedpact.problems.optimum import Optimum, optimum
 
-__all__ = ["PROBLEMS", "LeastSquares", "Logistic", "NonconvexLogistic", "Optimum", "optimum"]
+__all__ = [
+    "CNN1",
+    "CNN2",
+    "PROBLEMS",
+    "LeastSquares",
+    "Logistic",
+    "Network",
+    "NonconvexLogistic",
+    "Optimum",
+    "TwoLayer",
+    "from_equinox",
+    "from_flax",
+    "optimum",
+]
 
 #: By the names experiment files use.
-PROBLEMS = {"least_squares": LeastSquares, "logistic": Logistic, "nonconvex_logistic": NonconvexLogistic}
+PROBLEMS = {
+    "least_squares": LeastSquares,
+    "logistic": Logistic,
+    "nonconvex_logistic": NonconvexLogistic,
+    "two_layer": TwoLayer,
+    "cnn1": CNN1,
+    "cnn2": CNN2,
+}

@@ -17,8 +17,8 @@ class Problem(Protocol):
 
     classifies: bool  # whether predictions are probabilities of class 1
 
-    def init(self, features: int, dtype: Any) -> Vector:
-        """The starting parameters."""
+    def init(self, features: int, dtype: Any, key: Any) -> Vector:
+        """The starting parameters, random or not."""
         ...
 
     def check(self, federation: Any) -> None:

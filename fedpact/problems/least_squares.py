@@ -37,7 +37,7 @@ class LeastSquares:
     def check(self, federation: Any) -> None:
         """Any finite target will do; the dataset has checked that."""
 
-    def init(self, features: int, dtype: Any) -> Vector:
+    def init(self, features: int, dtype: Any, key: Any = None) -> Vector:
         """w = 0."""
         return linear_init(features, self.intercept, dtype)
 

@@ -41,7 +41,7 @@ class NonconvexLogistic:
         """Labels must be two classes coded 0 and 1."""
         require_two_classes(federation, type(self).__name__)
 
-    def init(self, features: int, dtype: Any) -> Vector:
+    def init(self, features: int, dtype: Any, key: Any = None) -> Vector:
         """w = 0."""
         return self._loss.init(features, dtype)
 

@@ -88,14 +88,15 @@ def recorded_steps(sub: Subproblem, most: int) -> Solved:
 MEMORY = 8  # pairs that L-BFGS remembers
 
 
-def lbfgs(sub: Subproblem, most: int) -> Solved:
-    """L-BFGS from w until ‖φ‖² ≤ ε, at most `most` steps.
+def lbfgs(sub: Subproblem, most: Any, start: Vector | None = None) -> Solved:
+    """L-BFGS from w, or from `start` with its gradient in place of w's, until ‖φ‖² ≤ ε; at most `most` steps.
 
     A quasi-Newton step that does not bring ‖φ‖ down by a tenth is replaced by a step (3.12), which contracts by
     Theorem 3.1 where σ > αs_i + αr_i/2. No function values are compared: near the solution they no
     longer tell points apart.
     """
-    w, unflatten = ravel_pytree(sub.w)
+    begin = sub.w if start is None else start
+    w, unflatten = ravel_pytree(begin)
 
     def phi(x: Any) -> Any:
         v = unflatten(x)
@@ -114,7 +115,7 @@ def lbfgs(sub: Subproblem, most: int) -> Solved:
         pairs = _remember(pairs, x_new - x, p_new - p)
         return x_new, p_new, pairs, steps + 1, spent + jnp.where(good, 1, 2)
 
-    x = plain(w, ravel_pytree(sub.residual(sub.w, sub.gradient_at_w))[0])
+    x = plain(w, ravel_pytree(sub.residual(begin, sub.gradient_at_w))[0])
     p = phi(x)
     empty = jnp.zeros((MEMORY, w.size), w.dtype)
     start = (x, p, (empty, empty, jnp.zeros(MEMORY, w.dtype)), jnp.asarray(1), jnp.asarray(1))

@@ -1,0 +1,328 @@
+"""The host engine: for models too large to keep every client's state on the device.
+
+Rounds are driven from the host. Clients step one after the other, or some at once in one vectorised program (`at_once`),
+or shared out over several devices; only they are on the device. States are made when a client first takes part and stay
+on the host, or on disk (`spill`). The rows of the dataset are on the device once; a client is a list of indices into
+them. Uploads are added up as they come in where the algorithm only needs their sum.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedpact.core.contract import Batch, Cohort, Stepped, Streamed
+from fedpact.core.environment import cache_folder
+from fedpact.core.errors import ClientError, FedpactError, InvalidArgument, require, require_positive_int
+from fedpact.core.files import write_json
+from fedpact.core.store import Store, sweep
+
+#: Rows of the test set that are looked at together.
+TEST_ROWS = 500
+#: How many clients at once are tried where the user leaves the choice to a measurement.
+CANDIDATES = (1, 8)
+
+
+class Rows:
+    """What `load` returns: the dataset on the device, the clients' indices, and the programs compiled so far."""
+
+    def __init__(self, federation: Any, dtype: Any) -> None:
+        dataset = federation.dataset
+        x = dataset.x.toarray() if scipy.sparse.issparse(dataset.x) else dataset.x
+        self.x = jnp.asarray(x if x.dtype == np.uint8 else x.astype(dtype))
+        self.y = jnp.asarray(dataset.y.astype(dtype))
+        self.index, self.test, self.dtype = federation.rows, dataset.test, np.dtype(dtype)
+        self.widths = _widths(federation.sizes)
+        self.programs: dict[Any, Any] = {}
+        self.at_once: int | None = None
+
+    def padded(self, clients: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Indices and weights of these clients, padded to one of a few widths."""
+        longest = max(len(self.index[i]) for i in clients)
+        width = next(w for w in self.widths if w >= longest)
+        index, weight = np.zeros((len(clients), width), np.int32), np.zeros((len(clients), width), self.dtype)
+        for row, i in enumerate(clients):
+            index[row, : len(self.index[i])], weight[row, : len(self.index[i])] = self.index[i], 1
+        return index, weight
+
+
+def _widths(sizes: np.ndarray) -> list[int]:
+    """The largest size, and two thirds of it again and again: few programs, little padding."""
+    widths = [int(sizes.max())]
+    while widths[-1] * 2 // 3 >= max(int(sizes.min()), 1):
+        widths.append(widths[-1] * 2 // 3)
+    return sorted(widths)
+
+
+@dataclass(frozen=True)
+class HostEngine:
+    """Client states on the host. `at_once`: clients stepped together; 1 is one after the other, None is measured.
+
+    `devices`: how many devices share the clients of a round (None: all there are). `spill`: True keeps the states on
+    disk, in the run's folder or in a temporary one; a path names the folder.
+    """
+
+    at_once: int | None = None
+    devices: int | None = 1
+    spill: bool | str = False
+    compiled, eager, first_block = False, False, 1
+    _temporary: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("at_once", "devices"):
+            if getattr(self, name) is not None:
+                require_positive_int(name, getattr(self, name))
+        ok = isinstance(self.spill, bool) or (isinstance(self.spill, str) and self.spill)
+        require(ok, "spill", "true, false or a folder", self.spill)
+        there = len(jax.devices())
+        hint = "XLA_FLAGS=--xla_force_host_platform_device_count=8 makes eight of one processor."
+        require((self.devices or 1) <= there, "devices", f"at most the {there} there are", self.devices, hint=hint)
+
+    def load(self, federations: Sequence[Any], dtype: Any) -> tuple[np.ndarray, Rows]:
+        """The dataset once, in the user's order of clients."""
+        if len(federations) > 1:
+            raise InvalidArgument("engine must be 'local' for vectorised trials, got 'host'. Run them one by one.")
+        rows = Rows(federations[0], dtype)
+        rows.at_once = self.at_once
+        return np.arange(federations[0].clients)[None], rows
+
+    def clients_of(self, data: Rows) -> Any:
+        """The client numbers by position."""
+        return np.arange(len(data.index))
+
+    def one_client(self, data: Rows) -> Batch:
+        """The rows of the first client, to learn a message's shape from."""
+        index, weight = data.padded([0])
+        return Batch(data.x[index[0]], data.y[index[0]], jnp.asarray(weight[0]), jnp.asarray(0, jnp.int32))
+
+    def one_state(self, clients: Store) -> Any:
+        """The first client's state, to learn a message's shape from."""
+        return clients.get(0)
+
+    def capacities(self, data: Any, largest: int, trials: bool) -> None:
+        """The host steps who takes part and nobody else."""
+        return
+
+    def _folder(self) -> Path | None:
+        if self.spill is False:
+            return None
+        if isinstance(self.spill, str):
+            return Path(self.spill)
+        if not self._temporary:
+            self._temporary.append(tempfile.TemporaryDirectory(prefix="fedpact-"))
+        return Path(self._temporary[0].name)
+
+    def join(self, f: Callable[..., Any], shared: Any, data: Rows, where: tuple[Any, str]) -> tuple[Store, Any]:
+        """Nobody's state: it is made when it is needed. Everyone's hello, where the algorithm has one."""
+        state_of = self._program(data, "join", lambda given, batch: f(given, batch)[0])
+        hello_of = self._program(data, "hello", lambda given, batch: f(given, batch)[1])
+        store = Store(lambda client: _one(state_of, shared, data, client), self._folder())
+        if not jax.tree.leaves(jax.eval_shape(lambda: hello_of(shared, data.x, data.y, *_batched(data, [0])))):
+            return store, hello_of(shared, data.x, data.y, *_batched(data, [0]))
+        hellos = [jax.tree.map(np.asarray, _one(hello_of, shared, data, i)) for i in range(len(data.index))]
+        return store, jax.tree.map(lambda *parts: jnp.asarray(np.stack(parts)), *hellos)
+
+    def step(
+        self,
+        f: Callable[..., Any],
+        shared: Any,
+        data: Rows,
+        clients: Store,
+        cohort: Cohort,
+        combine: str,
+        where: tuple[Any, str],
+    ) -> Stepped:
+        """f(shared, batch, state) for the cohort, a few clients at a time."""
+        ids = [int(i) for i in np.flatnonzero(np.asarray(cohort.mask))]
+        states, notes, sound = {}, [], []
+        total: Any = None
+        uploads: list[Any] = []
+        for client, (state, upload, note) in self._each(f, shared, data, clients, ids, where):
+            states[client] = state
+            notes.append(note)
+            sound.append(all(bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(upload)))
+            if combine == "sum":
+                total = upload if total is None else jax.tree.map(np.add, total, upload)
+            else:
+                uploads.append(upload)
+        if not ids:
+            return self._nobody(f, shared, data, clients, combine)
+        stack = lambda parts: jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *parts)  # noqa: E731
+        exact = Cohort((jnp.asarray(ids, jnp.int32),), jnp.ones(len(ids), bool))
+        gathered: Any = Streamed(jnp.asarray(len(ids))) if combine == "sum" else exact
+        sent = jax.tree.map(jnp.asarray, total) if combine == "sum" else stack(uploads)
+        return Stepped(states, sent, stack(notes), jnp.asarray(sound), exact, gathered)
+
+    def _nobody(self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, combine: str) -> Stepped:
+        """A round without anyone: the shapes of one client's answer, masked."""
+        shapes = jax.eval_shape(f, shared, self.one_client(data), clients.get(0))
+        _, upload, note = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        one = Cohort((jnp.zeros(1, jnp.int32),), jnp.zeros(1, bool))
+        stack = lambda tree: jax.tree.map(lambda a: a[None], tree)  # noqa: E731
+        gathered: Any = Streamed(jnp.asarray(0)) if combine == "sum" else one
+        return Stepped({}, upload if combine == "sum" else stack(upload), stack(note), jnp.ones(1, bool), one, gathered)
+
+    def keep(self, clients: Store, rows: Any, cohort: Cohort, t: Any) -> Store:
+        """The store with the cohort's new states; a round that is not kept leaves it as it was."""
+        if not bool(jnp.all(cohort.mask)):
+            return clients
+        new = clients.put(rows, int(t) + 1)
+        if new.spill is not None and self._temporary:
+            sweep(new.spill, [new.versions, clients.versions])
+        return new
+
+    def total(self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, where: tuple[Any, str]) -> Any:
+        """The sum of f(shared, batch, state) over all clients."""
+        total: Any = None
+        for _, out in self._each(f, shared, data, clients, range(len(data.index)), where):
+            total = out if total is None else jax.tree.map(np.add, total, out)
+        return jax.tree.map(jnp.asarray, total)
+
+    def test(self, f: Callable[..., Any], w: Any, data: Rows) -> Any:
+        """The sums of f(w, batch) over the dataset's own test rows, or None where it has none."""
+        if not len(data.test):
+            return None
+        program = self._program(data, "test", f)
+        total: Any = None
+        for begin in range(0, len(data.test), TEST_ROWS):
+            part = data.test[begin : begin + TEST_ROWS]
+            index, weight = np.zeros(TEST_ROWS, np.int32), np.zeros(TEST_ROWS, data.dtype)
+            index[: len(part)], weight[: len(part)] = part, 1
+            out = program(w, data.x, data.y, index, weight, np.int32(0))
+            total = out if total is None else jax.tree.map(jnp.add, total, out)
+        return total
+
+    # Programs
+
+    def _program(self, data: Rows, kind: Any, f: Callable[..., Any]) -> Callable[..., Any]:
+        """f for one client, given by its indices; compiled unless the problem is not JAX's."""
+        if kind not in data.programs:
+
+            def run(shared: Any, x: Any, y: Any, index: Any, weight: Any, client: Any, *state: Any) -> Any:
+                return f(shared, Batch(x[index], y[index], weight, client), *state)
+
+            data.programs[kind] = jax.jit(run)
+        return data.programs[kind]
+
+    def _together(self, data: Rows, f: Callable[..., Any], stage: str, count: int) -> Callable[..., Any]:
+        """f for `count` clients in one program, on one device or shared out over several."""
+        kind = (stage, count)
+        if kind in data.programs:
+            return data.programs[kind]
+
+        def one(shared: Any, x: Any, y: Any, index: Any, weight: Any, client: Any, state: Any) -> Any:
+            return f(shared, Batch(x[index], y[index], weight, client), state)
+
+        over = (None, None, None, 0, 0, 0, 0)
+        devices = self._devices()
+        if len(devices) == 1:
+            data.programs[kind] = jax.jit(jax.vmap(one, in_axes=over))
+            return data.programs[kind]
+        mesh = Mesh(np.array(devices), ("clients",))
+        own, everyone = PartitionSpec("clients"), PartitionSpec()
+
+        def shard(shared: Any, x: Any, y: Any, *mine: Any) -> Any:  # each device: its clients one after the other
+            return jax.lax.map(lambda c: one(shared, x, y, *c), mine)
+
+        specs = (everyone, everyone, everyone, own, own, own, own)
+        mapped = jax.jit(jax.shard_map(shard, mesh=mesh, in_specs=specs, out_specs=own, check_vma=False))
+        sharding, whole = NamedSharding(mesh, own), NamedSharding(mesh, everyone)
+
+        def placed(shared: Any, x: Any, y: Any, *mine: Any) -> Any:
+            return mapped(*jax.device_put((shared, x, y), whole), *jax.device_put(mine, sharding))
+
+        data.programs[kind] = placed
+        return placed
+
+    def _devices(self) -> list[Any]:
+        return jax.devices()[: self.devices] if self.devices is not None else jax.devices()
+
+    def _each(
+        self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, ids: Sequence[int], where: Any
+    ) -> Iterator[tuple[int, Any]]:
+        """f for these clients, in order, as arrays of the host."""
+        t, stage = where
+        count = self._count(f, shared, data, clients, ids, stage)
+        for begin in range(0, len(ids), count):
+            mine = list(ids[begin : begin + count])
+            try:
+                outs = self._run(f, shared, data, clients, mine, stage, count)
+            except FedpactError:
+                raise
+            except Exception as error:
+                who = f"client {mine[0]}" if len(mine) == 1 else f"one of clients {mine[0]} to {mine[-1]}"
+                raise ClientError(f"round {int(t)}, {who}, {stage}: {type(error).__name__}: {error}") from error
+            yield from zip(mine, outs, strict=True)
+
+    def _run(
+        self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, mine: list[int], stage: str, count: int
+    ) -> list[Any]:
+        if count == 1:
+            program = self._program(data, (stage, 1), f)
+            return [jax.device_get(_one(program, shared, data, mine[0], clients.get(mine[0])))]
+        filled = mine + [mine[0]] * (count - len(mine))  # a program of one size: the last clients are joined by copies
+        states = jax.tree.map(lambda *a: np.stack(a), *(clients.get(i) for i in filled))
+        out = jax.device_get(
+            self._together(data, f, stage, count)(
+                shared, data.x, data.y, *data.padded(filled), np.array(filled, np.int32), states
+            )
+        )
+        return [jax.tree.map(lambda a, i=i: np.array(a[i]), out) for i in range(len(mine))]
+
+    def _count(
+        self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, ids: Sequence[int], stage: str
+    ) -> int:
+        """How many clients step together: as the user says, at least one for each device, or as measured."""
+        devices = len(self._devices())
+        if devices > 1:
+            asked = data.at_once or devices
+            return max(devices, asked // devices * devices)
+        if stage != "client_step":
+            return 1
+        if data.at_once is None:
+            data.at_once = self._measured(f, shared, data, clients, ids)
+        return data.at_once
+
+    def _measured(self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, ids: Sequence[int]) -> int:
+        """The faster of the candidates, timed on this round's clients; remembered on this machine for such programs."""
+        few = list(ids)[: max(CANDIDATES)]
+        if len(few) < max(CANDIDATES):
+            return 1
+        known = cache_folder() / "at_once.json"
+        sizes = [int(leaf.size) for leaf in jax.tree.leaves(clients.get(few[0]))]
+        key = f"{jax.devices()[0].device_kind} x{os.cpu_count()} {sizes} rows {data.widths[-1]} {data.dtype}"
+        table = json.loads(known.read_text()) if known.is_file() else {}
+        if key in table:
+            return int(table[key])
+        spent = {}
+        for count in CANDIDATES:
+            for _ in range(2):  # the first time compiles
+                begun = time.perf_counter()
+                for begin in range(0, len(few), count):
+                    self._run(f, shared, data, clients, few[begin : begin + count], "client_step", count)
+                spent[count] = time.perf_counter() - begun
+        best = min(spent, key=lambda count: spent[count])
+        known.parent.mkdir(parents=True, exist_ok=True)
+        write_json(known, table | {key: best})
+        return best
+
+
+def _batched(data: Rows, clients: list[int]) -> tuple[Any, ...]:
+    index, weight = data.padded(clients)
+    return index[0], weight[0], np.int32(clients[0])
+
+
+def _one(program: Callable[..., Any], shared: Any, data: Rows, client: int, *state: Any) -> Any:
+    return program(shared, data.x, data.y, *_batched(data, [client]), *state)

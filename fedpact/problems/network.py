@@ -1,0 +1,319 @@
+"""Networks that classify: softmax cross-entropy on any model that is a function of a tree of parameters.
+
+    f_i(w) = Σ_t weight_t · CE(apply(w, x_t), y_t) / Σ_t weight_t
+
+`CNN1` and `CNN2` are the two of Table II of the FedADMM paper: conv 5×5 → 32, pool, conv 5×5 → 64, pool, a hidden
+layer, ten classes; bias everywhere, weights and biases from U(±1/√fan_in). `TwoLayer` has one hidden layer. `Network` is
+your own: a pure function, or a module of Flax or Equinox (`from_flax`, `from_equinox`); PyTorch is in `problems.torch`.
+
+What the paper's released code does and its text does not say are switches: relu=False (no activation between the
+convolutions), softmax=True (softmax before the cross-entropy, so that the loss sees probabilities as scores).
+Bytes are pixels: they are divided by 255, then normalised by `mean` and `std`. Numbers are taken as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpact.core.contract import Batch
+from fedpact.core.errors import DataError, InvalidArgument, is_number, require, require_flags, require_positive_int
+from fedpact.core.vector import Vector
+from fedpact.problems.layers import convolve, dense, pool
+
+
+class Classifier:
+    """What the networks have in common. A final class has `shape`, `classes`, `softmax`, `mean`, `std`, `_apply`, `_init`."""
+
+    classifies = True
+    multiclass = True
+    engine = "host"  # the engine that suits it
+    shape: tuple[int, ...]
+    classes: int
+    softmax: bool
+    mean: float
+    std: float
+
+    def _check_common(self) -> None:
+        require_positive_int("classes", self.classes)
+        require(is_number(self.mean), "mean", "a number", self.mean)
+        require(is_number(self.std) and self.std > 0, "std", "above 0", self.std)
+        require_flags(self, "softmax")
+
+    @property
+    def dim(self) -> int:
+        """The number of parameters."""
+        tree = jax.eval_shape(self._init, jax.random.key(0))
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+    def check(self, federation: Any) -> None:
+        """Images of the model's shape, labels among its classes."""
+        dataset, name = federation.dataset, type(self).__name__
+        if dataset.features != math.prod(self.shape):
+            shape = "×".join(map(str, self.shape))
+            raise DataError(
+                f"x of dataset {dataset.name!r} must be {math.prod(self.shape)} numbers a row ({shape}) for {name}, "
+                f"got {dataset.features}. Choose a model for this shape, such as TwoLayer(inputs={dataset.features})."
+            )
+        if not dataset.classes:
+            raise DataError(f"labels must be classes for {name}, got a numeric target. Use LeastSquares.")
+        if dataset.y.max() >= self.classes:
+            raise DataError(
+                f"labels must be below {self.classes}, the outputs of {name}, got class {int(dataset.y.max())} "
+                f"({len(dataset.classes)} classes). Give the model classes={len(dataset.classes)}."
+            )
+
+    def init(self, features: int, dtype: Any, key: Any = None) -> Vector:
+        """Random parameters."""
+        tree = self._init(jax.random.key(0) if key is None else key)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if not jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
+                raise InvalidArgument(
+                    f"parameters of {type(self).__name__} must be floating point, got {jnp.asarray(leaf).dtype} at "
+                    f"{jax.tree_util.keystr(path)}. Keep whole numbers out of the tree: close over them."
+                )
+        return Vector(jax.tree.map(lambda a: jnp.asarray(a, dtype), tree))
+
+    def _inputs(self, x: Any, dtype: Any) -> Any:
+        images = x.reshape(x.shape[0], *self.shape)
+        if x.dtype == jnp.uint8:
+            return (images.astype(dtype) / 255 - self.mean) / self.std
+        return images.astype(dtype)
+
+    def scores(self, w: Vector, x: Any) -> Any:
+        """The network's outputs, one a class, before any softmax."""
+        return self._apply(w.tree, self._inputs(x, jax.tree.leaves(w.tree)[0].dtype))
+
+    def value(self, w: Vector, batch: Batch) -> Any:
+        """f_i(w)."""
+        z = self.scores(w, batch.x)
+        z = jax.nn.softmax(z) if self.softmax else z
+        labels = batch.y.astype(jnp.int32)
+        loss = jax.nn.logsumexp(z, axis=1) - jnp.take_along_axis(z, labels[:, None], axis=1)[:, 0]
+        return jnp.sum(batch.weight * loss) / batch.rows
+
+    def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
+        """f_i(w) and ∇f_i(w)."""
+        return jax.value_and_grad(self.value)(w, batch)
+
+    def gradient(self, w: Vector, batch: Batch) -> Vector:
+        """∇f_i(w)."""
+        return jax.grad(self.value)(w, batch)
+
+    def counts(self, w: Vector, batch: Batch) -> dict[str, Any]:
+        """Rows, and rows whose class has the largest output."""
+        right = jnp.argmax(self.scores(w, batch.x), axis=1) == batch.y.astype(jnp.int32)
+        return {"rows": batch.rows, "correct": jnp.sum(batch.weight * right)}
+
+    def predict(self, w: Vector, x: Any) -> Any:
+        """The probability of every class, (N, classes)."""
+        return jax.nn.softmax(self.scores(w, x), axis=1)
+
+    def _apply(self, tree: Any, images: Any) -> Any:
+        raise NotImplementedError
+
+    def _init(self, key: Any) -> Any:
+        raise NotImplementedError
+
+
+def _uniform(key: Any, shape: tuple[int, ...], inputs: int) -> Any:
+    """U(±1/√fan_in)."""
+    return jax.random.uniform(key, shape, jnp.float32, -1, 1) / np.float32(math.sqrt(inputs))
+
+
+def _cnn_init(key: Any, colours: int, side: int, hidden: int, classes: int) -> dict[str, Any]:
+    flat = 64 * (side // 4) ** 2
+    sizes = {  # weights' shape and fan-in
+        "conv1": ((5, 5, colours, 32), 25 * colours),
+        "conv2": ((5, 5, 32, 64), 25 * 32),
+        "hidden": ((flat, hidden), flat),
+        "output": ((hidden, classes), hidden),
+    }
+    keys = iter(jax.random.split(key, 2 * len(sizes)))
+    return {
+        name: {"w": _uniform(next(keys), shape, fan), "b": _uniform(next(keys), shape[-1:], fan)}
+        for name, (shape, fan) in sizes.items()
+    }
+
+
+def _cnn_apply(tree: Any, images: Any, relu: bool) -> Any:
+    active = jax.nn.relu if relu else lambda a: a
+    a = pool(active(convolve(images, tree["conv1"])))
+    a = pool(active(convolve(a, tree["conv2"])))
+    a = jax.nn.relu(dense(a.reshape(a.shape[0], -1), tree["hidden"]))
+    return dense(a, tree["output"])
+
+
+@dataclass(frozen=True)
+class CNN1(Classifier):
+    """Table II's network for 28×28 grey images: 1,663,370 parameters with its defaults."""
+
+    hidden: int = 512
+    classes: int = 10
+    relu: bool = True  # between the convolutions
+    softmax: bool = False  # before the cross-entropy
+    mean: float = 0.1307
+    std: float = 0.3081
+    shape = (28, 28, 1)
+
+    def __post_init__(self) -> None:
+        self._check_common()
+        require_positive_int("hidden", self.hidden)
+        require_flags(self, "relu")
+
+    def _init(self, key: Any) -> Any:
+        return _cnn_init(key, 1, 28, self.hidden, self.classes)
+
+    def _apply(self, tree: Any, images: Any) -> Any:
+        return _cnn_apply(tree, images, self.relu)
+
+
+@dataclass(frozen=True)
+class CNN2(Classifier):
+    """Table II's network for 32×32 colour images: 1,105,098 parameters with its defaults."""
+
+    hidden: int = 256
+    classes: int = 10
+    relu: bool = True
+    softmax: bool = False
+    mean: float = 0.5
+    std: float = 0.5
+    shape = (32, 32, 3)
+
+    def __post_init__(self) -> None:
+        self._check_common()
+        require_positive_int("hidden", self.hidden)
+        require_flags(self, "relu")
+
+    def _init(self, key: Any) -> Any:
+        return _cnn_init(key, 3, 32, self.hidden, self.classes)
+
+    def _apply(self, tree: Any, images: Any) -> Any:
+        return _cnn_apply(tree, images, self.relu)
+
+
+@dataclass(frozen=True)
+class TwoLayer(Classifier):
+    """One hidden layer with ReLU."""
+
+    inputs: int = 784
+    hidden: int = 200
+    classes: int = 10
+    softmax: bool = False
+    mean: float = 0.1307
+    std: float = 0.3081
+
+    def __post_init__(self) -> None:
+        self._check_common()
+        require_positive_int("inputs", self.inputs)
+        require_positive_int("hidden", self.hidden)
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Rows as they are."""
+        return (self.inputs,)
+
+    def _init(self, key: Any) -> Any:
+        keys = jax.random.split(key, 4)
+        n, h, c = self.inputs, self.hidden, self.classes
+        return {
+            "hidden": {"w": _uniform(keys[0], (n, h), n), "b": _uniform(keys[1], (h,), n)},
+            "output": {"w": _uniform(keys[2], (h, c), h), "b": _uniform(keys[3], (c,), h)},
+        }
+
+    def _apply(self, tree: Any, images: Any) -> Any:
+        return dense(jax.nn.relu(dense(images, tree["hidden"])), tree["output"])
+
+
+@dataclass(frozen=True)
+class Network(Classifier):
+    """A model of your own: apply(tree, images (B, *shape)) → scores (B, classes), and initial(key) → tree."""
+
+    apply: Callable[[Any, Any], Any]
+    initial: Callable[[Any], Any]
+    shape: tuple[int, ...] = (28, 28, 1)
+    classes: int = 10
+    softmax: bool = False
+    mean: float = 0.1307
+    std: float = 0.3081
+    title: str = "network"  # what tables and folders call it
+
+    def __post_init__(self) -> None:
+        self._check_common()
+        require(callable(self.apply), "apply", "a function of (tree, images)", self.apply)
+        require(callable(self.initial), "initial", "a function of a key that returns a tree", self.initial)
+        shape = tuple(self.shape) if isinstance(self.shape, (tuple, list)) else ()
+        ok = bool(shape) and all(isinstance(s, int) and s > 0 for s in shape)
+        require(ok, "shape", "the sizes of one input, such as (28, 28, 1)", self.shape)
+        object.__setattr__(self, "shape", shape)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a configuration says of it: functions are known by their names."""
+        named = {f: f"{getattr(g, '__module__', '')}.{getattr(g, '__qualname__', repr(g))}" for f, g in self._functions()}
+        return {"title": self.title, "shape": list(self.shape), "classes": self.classes, "softmax": self.softmax,
+                "mean": self.mean, "std": self.std, **named}
+
+    def _functions(self) -> list[tuple[str, Any]]:
+        return [("apply", self.apply), ("initial", self.initial)]
+
+    def check(self, federation: Any) -> None:
+        """Data that fit, and a model that answers with one score a class."""
+        super().check(federation)
+        tree = jax.eval_shape(self.initial, jax.random.key(0))
+        images = jax.ShapeDtypeStruct((2, *self.shape), jnp.float32)
+        try:
+            out = jax.eval_shape(self.apply, tree, images)
+        except Exception as error:
+            raise InvalidArgument(
+                f"apply must take (tree, images of shape (B, {', '.join(map(str, self.shape))})), got "
+                f"{type(error).__name__}: {error}. Try it on jnp.zeros((2, *shape))."
+            ) from error
+        got = getattr(out, "shape", None)
+        require(got == (2, self.classes), "apply", f"a function to scores of shape (B, {self.classes})", got)
+
+    def _init(self, key: Any) -> Any:
+        return self.initial(key)
+
+    def _apply(self, tree: Any, images: Any) -> Any:
+        return self.apply(tree, images)
+
+
+def from_flax(module: Any, shape: tuple[int, ...], classes: int, **options: Any) -> Network:
+    """A Flax (linen) module as a problem; its variables must all be parameters."""
+
+    def initial(key: Any) -> Any:
+        variables = module.init(key, jnp.zeros((1, *shape), jnp.float32))
+        extra = set(variables) - {"params"}
+        hint = "Use layers without running statistics: they are not parameters and are not averaged."
+        require(not extra, "module", "one whose variables are all parameters", sorted(extra), hint=hint)
+        return variables["params"]
+
+    def apply(tree: Any, images: Any) -> Any:
+        return module.apply({"params": tree}, images)
+
+    return Network(apply, initial, shape, classes, title=type(module).__name__, **options)
+
+
+def from_equinox(make: Callable[[Any], Any], shape: tuple[int, ...], classes: int, **options: Any) -> Network:
+    """An Equinox model as a problem: make(key) returns the module, which maps one input to its scores."""
+    import equinox
+
+    _, static = equinox.partition(make(jax.random.key(0)), equinox.is_inexact_array)
+
+    def initial(key: Any) -> Any:
+        leaves = jax.tree.leaves(equinox.filter(make(key), equinox.is_inexact_array))
+        return dict(zip((f"{i:03d}" for i in range(len(leaves))), leaves, strict=True))
+
+    structure = jax.tree.structure(equinox.filter(make(jax.random.key(0)), equinox.is_inexact_array))
+
+    def apply(tree: Any, images: Any) -> Any:
+        params = jax.tree.unflatten(structure, [tree[name] for name in sorted(tree)])
+        return jax.vmap(equinox.combine(params, static))(images)
+
+    return Network(apply, initial, shape, classes, title=getattr(make, "__name__", "equinox"), **options)
