@@ -86,6 +86,10 @@ class Experiment:
             raise unknown("precision", self.precision, PRECISIONS)
         object.__setattr__(self, "participation", as_participation(self.participation))
         object.__setattr__(self, "engine", as_engine(self.engine))
+        native = getattr(self.problem, "native", False)
+        hint = "A problem that is not JAX's runs there only."
+        ok = not native or isinstance(self.engine, HostEngine)
+        require(ok, "engine", f'"host" for {type(self.problem).__name__}', type(self.engine).__name__, hint=hint)
         tested = isinstance(self.engine, HostEngine) and len(self.federation.dataset.test) > 0
         if self.telemetry is None:
             object.__setattr__(self, "telemetry", "test" if deep and tested else "all")

@@ -10,7 +10,7 @@ Client    w_i ← E_i epochs of  w_i ← w_i − γ (∇f_i(w_i; b) + y_i + ρ (
 i ∈ S     y_i⁺ = y_i + ρ (w_i⁺ − θ)                                                                           l. 20
           Δ_i = (w_i⁺ + y_i⁺/ρ) − (w_i + y_i/ρ)                                                                (4)
 
-paper → code:  θ, w_i, y_i, ρ, η → same;  η_i → rate;  E, B → epochs, batch;  ε_i of (6) → accuracy;  V of (7) → v.
+paper → code:  θ → theta, w_i → w, y_i → y, ρ → rho, η → eta, η_i → rate;  E, B → epochs, batch;  ε_i of (6) → accuracy;  V of (7) → v.
 
 Differs from the paper:
 - start="global" and message="double" are what the released code does: training starts from θ, and 2(w_i⁺ − θ) is
@@ -87,7 +87,7 @@ class Notes(NamedTuple):
     gradients: Any
     epochs: Any
     train_loss: Any
-    accuracy_met: Any
+    accuracy_met: Any = math.nan
 
 
 class Info(NamedTuple):
@@ -155,6 +155,9 @@ class FedADMM(Settings):
         plan = Plan(self.rate, self.momentum, self.batch)
         if isinstance(self.accuracy, (tuple, list)):
             require(len(self.accuracy) == m, "accuracy", f"one per client ({m})", len(self.accuracy), symbol="ε_i")
+        native = getattr(problem, "native", False) and (self.solver == "lbfgs" or self.accuracy is not None)
+        hint = "Train by epochs: those are PyTorch's own."
+        require(not native, "solver", "sgd or gd without accuracy for a problem that is not JAX's", self.solver, hint=hint)
         epsilon = None if self.accuracy is None else jnp.broadcast_to(jnp.asarray(self.accuracy), (m,))
 
         def alpha(msg: Broadcast, batch: Any) -> Any:

@@ -1,7 +1,7 @@
 """FedSGD: one gradient of every client of the round, and one step of the server.
 
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson and B. A. y Arcas, "Communication-Efficient Learning of Deep Networks
-from Decentralized Data", AISTATS 2017. Section 2: FedAvg with E = 1 and B = ∞.
+from Decentralized Data", AISTATS 2017. Algorithm 1 with E = 1 and B = ∞.
 
 Client    g_i = ∇f_i(w) on all rows;  sends p_i g_i and p_i
 Server    w ← w − η Σ_{i∈S} p_i g_i / Σ_{i∈S} p_i

@@ -8,10 +8,10 @@ i ∈ S     c_i⁺ = c_i − c + (x − y)/(K η_l)                             
           sends Δy_i = y − x and Δc_i = c_i⁺ − c_i
 Server    x ← x + (η_g/|S|) Σ_{i∈S} Δy_i,   c ← c + (1/N) Σ_{i∈S} Δc_i                                        (5)
 
-paper → code:  x → x, c, c_i, y → same;  N → m;  η_l → rate;  η_g → eta;  K → epochs × batches.
+paper → code:  N → m, η_l → rate, η_g → eta, K → steps; x, c, c_i and y keep their letters.
 
 Invariant: c is the mean of the c_i, whoever takes part; a dropped |S|/N would break it and no convergence test.
-Differs from the paper: nothing; K follows from epochs over shuffled batches.
+Differs from the paper: nothing. K follows from epochs over shuffled batches.
 """
 
 from __future__ import annotations

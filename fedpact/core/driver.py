@@ -93,7 +93,8 @@ def drive(
     trials = len(seeds) > 1
     if trials and len(federations) == 1:
         federations = list(federations) * len(seeds)
-    order, data = loop.engine.load(federations, dtype)
+    native = getattr(loop.problem, "native", False)
+    order, data = loop.engine.load(federations, dtype, **({"native": True} if native else {}))
     start, block = loop.compiled(trials)
     roots = [jax.random.key(seed) for seed in seeds]
     root = jnp.stack(roots) if trials else roots[0]
@@ -196,7 +197,9 @@ def _wire(loop: Loop, carry: Carry, hellos: Any, data: Any, root: Any, trials: b
     def upload(client: Any, batch: Any) -> Any:
         return loop.algorithm.client_step(down, client, batch, loop.grad, client_key(root, 0, batch.client))[1]
 
-    return _Wire(wire_bytes(hellos), wire_bytes(down), wire_bytes(jax.eval_shape(upload, client, batch)))
+    native = getattr(loop.problem, "native", False)  # what is not JAX's cannot be traced: it is done
+    sent = upload(client, batch) if native else jax.eval_shape(upload, client, batch)
+    return _Wire(wire_bytes(hellos), wire_bytes(down), wire_bytes(sent))
 
 
 def _history(loop: Loop, first: dict[str, np.ndarray], trial: int, wire: _Wire) -> History:

@@ -176,6 +176,8 @@ class Loop:
             server = self.algorithm.init(w0, jax.tree.map(lambda a: a[None], hello))
             return self.algorithm.measure(self.algorithm.broadcast(server), state, batch)
 
+        if self.telemetry == "all" and getattr(self.problem, "native", False):
+            return  # what is not JAX's cannot be traced: a wrong name is found at the start
         sums = set(jax.eval_shape(measure, x, y)) if self.telemetry == "all" else set()
         known = (sums - {"rows", "correct"}) | ({"accuracy"} if "correct" in sums else set()) | {"round", "seconds"}
         known |= {"test_loss", "test_accuracy"} if tested else set()

@@ -46,6 +46,7 @@ class Rows:
         self.index, self.test, self.dtype = federation.rows, dataset.test, np.dtype(dtype)
         self.widths = _widths(federation.sizes)
         self.programs: dict[Any, Any] = {}
+        self.compile: Callable[..., Any] = jax.jit
         self.at_once: int | None = None
 
     def padded(self, clients: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -90,12 +91,17 @@ class HostEngine:
         hint = "XLA_FLAGS=--xla_force_host_platform_device_count=8 makes eight of one processor."
         require((self.devices or 1) <= there, "devices", f"at most the {there} there are", self.devices, hint=hint)
 
-    def load(self, federations: Sequence[Any], dtype: Any) -> tuple[np.ndarray, Rows]:
-        """The dataset once, in the user's order of clients."""
+    def load(self, federations: Sequence[Any], dtype: Any, native: bool = False) -> tuple[np.ndarray, Rows]:
+        """The dataset once, in the user's order of clients. `native`: the problem is not JAX's, compile nothing."""
         if len(federations) > 1:
             raise InvalidArgument("engine must be 'local' for vectorised trials, got 'host'. Run them one by one.")
         rows = Rows(federations[0], dtype)
         rows.at_once = self.at_once
+        if native:
+            hint = "A problem that is not JAX's steps one client after the other, on one device."
+            alone = self.at_once in (None, 1) and self.devices == 1
+            require(alone, "at_once", "1 here, with one device", self.at_once, hint=hint)
+            rows.compile, rows.at_once = lambda run: run, 1
         return np.arange(federations[0].clients)[None], rows
 
     def clients_of(self, data: Rows) -> Any:
@@ -105,7 +111,7 @@ class HostEngine:
     def one_client(self, data: Rows) -> Batch:
         """The rows of the first client, to learn a message's shape from."""
         index, weight = data.padded([0])
-        return Batch(data.x[index[0]], data.y[index[0]], jnp.asarray(weight[0]), jnp.asarray(0, jnp.int32))
+        return _gathered(data.x, data.y, index[0], jnp.asarray(weight[0]), jnp.asarray(0, jnp.int32))
 
     def one_state(self, clients: Store) -> Any:
         """The first client's state, to learn a message's shape from."""
@@ -211,9 +217,9 @@ class HostEngine:
         if kind not in data.programs:
 
             def run(shared: Any, x: Any, y: Any, index: Any, weight: Any, client: Any, *state: Any) -> Any:
-                return f(shared, Batch(x[index], y[index], weight, client), *state)
+                return f(shared, _gathered(x, y, index, weight, client), *state)
 
-            data.programs[kind] = jax.jit(run)
+            data.programs[kind] = data.compile(run)
         return data.programs[kind]
 
     def _together(self, data: Rows, f: Callable[..., Any], stage: str, count: int) -> Callable[..., Any]:
@@ -223,7 +229,7 @@ class HostEngine:
             return data.programs[kind]
 
         def one(shared: Any, x: Any, y: Any, index: Any, weight: Any, client: Any, state: Any) -> Any:
-            return f(shared, Batch(x[index], y[index], weight, client), state)
+            return f(shared, _gathered(x, y, index, weight, client), state)
 
         over = (None, None, None, 0, 0, 0, 0)
         devices = self._devices()
@@ -317,6 +323,12 @@ class HostEngine:
         known.parent.mkdir(parents=True, exist_ok=True)
         write_json(known, table | {key: best})
         return best
+
+
+def _gathered(x: Any, y: Any, index: Any, weight: Any, client: Any) -> Batch:
+    """A client's rows; padding is zeros, as everywhere."""
+    rows = x[index]
+    return Batch(jnp.where(weight[:, None] > 0, rows, jnp.zeros_like(rows)), y[index] * weight, weight, client)
 
 
 def _batched(data: Rows, clients: list[int]) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedpact as fp
-from fedpact.core.contract import Batch, Cohort
+from fedpact.core.contract import Oracle, Batch, Cohort
 from fedpact.core.keys import JOIN_ROUND, client_key
 from fedpact.core.vector import Vector
 
@@ -191,7 +191,7 @@ def programs(algorithm, problem):
         _PROGRAMS[place] = (
             jax.jit(lambda w0, b, root: algorithm.join(w0, b, key(root, JOIN_ROUND, b))),
             jax.jit(algorithm.init),
-            jax.jit(lambda m, c, b, t, root: algorithm.client_step(m, c, b, problem.gradient, key(root, t, b))),
+            jax.jit(lambda m, c, b, t, root: algorithm.client_step(m, c, b, Oracle(problem), key(root, t, b))),
             jax.jit(algorithm.server_step),
             algorithm,  # kept alive, so that its id stays its own
         )

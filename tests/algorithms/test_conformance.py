@@ -19,14 +19,14 @@ from byhand import PROBLEM, built, flat, key_of, parts, play, relative, vector
 
 import fedpact as fp
 from fedpact.algorithms import ALGORITHMS, algorithm
-from fedpact.core.contract import Algorithm, Cohort
+from fedpact.core.contract import Algorithm, Cohort, Oracle
 from fedpact.core.errors import UnknownName
 from fedpact.core.keys import JOIN_ROUND
 from fedpact.core.loop import Loop, draw
 from fedpact.core.participation import Everyone, Fraction
 from fedpact.core.settings import Settings
 from fedpact.core.stop import Never
-from fedpact.engines import DebugEngine, LocalEngine
+from fedpact.engines import DebugEngine, HostEngine, LocalEngine
 
 #: Step sizes that suit the small federation; an algorithm that is not named here runs with its defaults.
 SMALL = {
@@ -38,9 +38,16 @@ SMALL = {
     "inexact_admm": {"k0": 2},
     "fedavg_stale": {"k0": 2, "a": 5.0},
     "fedprox_local": {"k0": 2, "a": 5.0},
+    "fedadmm": {"epochs": 2, "vary": False, "rate": 0.05},
+    "scaffold": {"epochs": 2, "rate": 0.05},
+    "fedsgd": {"rate": 0.05},
 }
 #: Batches drawn from a client's rows. (Runs with noise are compared in test_fedepm.)
-RANDOM = {"fedavg-batch": fp.FedAvg(steps=2, step=0.2, batch=3, weights="rows")}
+RANDOM = {
+    "fedavg-batch": fp.FedAvg(steps=2, step=0.2, batch=3, weights="rows"),
+    "fedavg-epochs": fp.FedAvg(epochs=2, step=0.2, batch=3, short=True, momentum=0.5, vary=True),
+    "fedadmm-batch": fp.FedADMM(epochs=2, batch=3, short=True, weights="rows", start="local", message="augmented", rho=1),
+}
 SETTINGS = {name: cls(**SMALL.get(name, {})) for name, cls in ALGORITHMS.items()}
 COHORTS = ((0, 2, 5), (1, 2, 3, 6), (4,), (), (0, 1, 2, 3, 4, 5, 6), (3, 6))
 OPTIONS = {"participation": COHORTS, "rounds": len(COHORTS)}
@@ -215,7 +222,7 @@ def test_the_functions_are_pure(settings):
     client, hello = traced(lambda w, b: bundle.join(w, b, key), ZERO, data)
     server = traced(bundle.init, ZERO, many(hello))
     msg = traced(bundle.broadcast, server)
-    state, upload, _ = traced(lambda m, c, b: bundle.client_step(m, c, b, PROBLEM.gradient, key), msg, client, data)
+    state, upload, _ = traced(lambda m, c, b: bundle.client_step(m, c, b, Oracle(PROBLEM), key), msg, client, data)
     cohort = Cohort(None, jnp.ones(7, bool))
     after, _ = traced(bundle.server_step, server, many(upload), cohort)
     traced(bundle.measure, msg, client, data)
@@ -245,10 +252,10 @@ def test_every_note_is_declared(name, rounds):
     bundle, moment = built(SETTINGS[name]), rounds(name)
     notes = moment.notes[0]
     assert type(notes).__name__ == "Notes"
-    assert set(bundle.notes) == set(notes._fields)
+    assert set(bundle.notes) | set(notes._field_defaults) == set(notes._fields)
     assert set(bundle.notes.values()) <= {"sum", "min", "max", "mean"}
     assert "gradients" in bundle.notes
-    assert all(leaf.dtype == np.float64 and leaf.shape == () for leaf in jax.tree.leaves(notes))
+    assert all(leaf.dtype == np.float64 and leaf.shape == () for leaf in (getattr(notes, f) for f in bundle.notes))
     assert type(moment.info).__name__ == "Info"
     assert bundle.info == moment.info._fields
     assert not set(moment.info._fields) & set(notes._fields)
@@ -322,11 +329,11 @@ def test_numbers_of_numpy_are_numbers(name):
 # Runs
 
 
-def check(run, moments, clients):
+def check(bundle, run, moments, clients):
     """A run's model and telemetry against the literal loop's models, measured by hand."""
-    assert relative(flat(run.model.w), flat(moments[-1].after.w)) <= 1e-12
+    assert relative(flat(run.model.w), flat(bundle.model(moments[-1].after))) <= 1e-12
     for t, moment in enumerate(moments):
-        w = flat(moment.after.w)
+        w = flat(bundle.model(moment.after))
         f = np.mean([byhand.value(PROBLEM, w, x, y) for x, y in clients])
         g = np.mean([byhand.gradient(PROBLEM, w, x, y) for x, y in clients], axis=0)
         right = [np.mean((np.column_stack([x, np.ones(len(x))]) @ w > 0) == (y > 0.5)) * len(y) for x, y in clients]
@@ -342,7 +349,16 @@ def check(run, moments, clients):
 @each_and_random
 def test_the_local_engine_runs_the_literal_loop(settings, run_once):
     """Clients of unequal sizes, laid out by size and padded; nobody in one of the rounds."""
-    check(run_once(settings, ONE, **OPTIONS), play(built(settings), PROBLEM, parts(), ZERO, COHORTS), parts())
+    bundle = built(settings)
+    check(bundle, run_once(settings, ONE, **OPTIONS), play(bundle, PROBLEM, parts(), ZERO, COHORTS), parts())
+
+
+@each_and_random
+def test_the_host_engine_runs_the_literal_loop(settings):
+    """Two clients at a time, states made when first needed, uploads added up where a sum will do."""
+    bundle = built(settings)
+    run = fp.run(settings, PROBLEM, byhand.federation(parts()), engine=HostEngine(at_once=2), **OPTIONS)
+    check(bundle, run, play(bundle, PROBLEM, parts(), ZERO, COHORTS), parts())
 
 
 @each_and_random
@@ -351,7 +367,8 @@ def test_the_debug_engine_runs_the_literal_loop(settings):
     run = fp.run(
         settings, PROBLEM, byhand.federation(clients), engine=DebugEngine(), participation=cohorts, rounds=len(cohorts)
     )
-    check(run, play(built(settings, PROBLEM, len(clients)), PROBLEM, clients, ZERO, cohorts), clients)
+    bundle = built(settings, PROBLEM, len(clients))
+    check(bundle, run, play(bundle, PROBLEM, clients, ZERO, cohorts), clients)
 
 
 @each_and_random
@@ -370,7 +387,7 @@ def test_the_order_of_the_clients_does_not_matter(name):
     bundle = built(SETTINGS[name])
     a = play(bundle, PROBLEM, parts(), ZERO, [range(7)] * 2)[-1]
     b = play(bundle, PROBLEM, [parts()[i] for i in order], ZERO, [range(7)] * 2)[-1]
-    assert relative(flat(b.after.w), flat(a.after.w)) <= 1e-13
+    assert relative(flat(bundle.model(b.after)), flat(bundle.model(a.after))) <= 1e-13
     for place, i in enumerate(order):
         for one, other in zip(jax.tree.leaves(a.uploads[i]), jax.tree.leaves(b.uploads[place]), strict=True):
             assert relative(other, one) <= 1e-12

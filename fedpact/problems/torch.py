@@ -1,0 +1,208 @@
+"""A PyTorch module as a problem: its gradients, and whole epochs of local training, come from PyTorch.
+
+The algorithm is unchanged: parameters are fedpact's vectors outside, and the module's own tensors inside. Nothing is
+compiled by JAX around it, so clients step one after the other. Needs the extra: pip install "fedpact[torch]".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedpact.core.contract import Batch
+from fedpact.core.errors import InvalidArgument, require
+from fedpact.core.vector import Vector
+from fedpact.problems.network import Classifier
+from fedpact.problems.training import Plan, Trained
+
+
+@dataclass(frozen=True)
+class TorchNetwork(Classifier):
+    """make() returns the nn.Module: images (B, *shape) to scores (B, classes). Its buffers must not learn."""
+
+    make: Callable[[], Any]
+    shape: tuple[int, ...] = (1, 28, 28)
+    classes: int = 10
+    softmax: bool = False
+    mean: float = 0.1307
+    std: float = 0.3081
+    title: str = "torch"
+    native = True  # not JAX's: engines call it as it is
+    _module: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._check_common()
+        require(callable(self.make), "make", "a function that returns an nn.Module", self.make)
+        object.__setattr__(self, "shape", tuple(self.shape))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a configuration says of it: the function is known by its name."""
+        name = f"{getattr(self.make, '__module__', '')}.{getattr(self.make, '__qualname__', repr(self.make))}"
+        plain = {f: getattr(self, f) for f in ("classes", "softmax", "mean", "std", "title")}
+        return {**plain, "shape": list(self.shape), "make": name}
+
+    @property
+    def module(self) -> Any:
+        """The one module that every client's parameters are written into."""
+        if not self._module:
+            import torch
+
+            module = self.make()
+            require(isinstance(module, torch.nn.Module), "make", "a function that returns an nn.Module", module)
+            for name, p in module.named_parameters():
+                if not p.dtype.is_floating_point:
+                    raise InvalidArgument(f"parameters must be floating point, got {p.dtype} at {name}.")
+            extra = [name for name, b in module.named_buffers() if b.dtype.is_floating_point]
+            hint = "Use layers without running statistics: they are not parameters and are not averaged."
+            require(not extra, "make", "a module without running statistics", extra, hint=hint)
+            self._module.append(module)
+        return self._module[0]
+
+    @property
+    def dim(self) -> int:
+        """The number of parameters."""
+        return sum(p.numel() for p in self.module.parameters())
+
+    @property
+    def oracle(self) -> TorchOracle:
+        """What `client_step` gets as `grad`."""
+        return TorchOracle(self)
+
+    def init(self, features: int, dtype: Any, key: Any = None) -> Vector:
+        """PyTorch's own initialisation, seeded from the run's key."""
+        import torch
+
+        seed = 0 if key is None else int(jax.random.randint(key, (), 0, 2**31 - 1))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            fresh = self.make()
+        named = {name: p.detach().numpy().astype(dtype) for name, p in fresh.named_parameters()}
+        return Vector({name: jax.numpy.asarray(a) for name, a in named.items()})
+
+    # Into the module and out of it
+
+    def _load(self, w: Vector) -> None:
+        import torch
+
+        with torch.no_grad():
+            for name, p in self.module.named_parameters():
+                p.copy_(torch.from_numpy(np.array(w.tree[name], np.float32)))
+
+    def _images(self, x: Any) -> Any:
+        import torch
+
+        x = np.asarray(x)
+        images = torch.from_numpy(np.array(x)).reshape(len(x), *self.shape).float()
+        return (images / 255 - self.mean) / self.std if x.dtype == np.uint8 else images
+
+    def _loss(self, images: Any, labels: Any, weight: Any) -> Any:
+        import torch
+
+        z = self.module(images)
+        z = torch.softmax(z, dim=1) if self.softmax else z
+        each = torch.nn.functional.cross_entropy(z, labels, reduction="none")
+        return (weight * each).sum() / weight.sum()
+
+    def _tensors(self, batch: Batch) -> tuple[Any, Any, Any]:
+        import torch
+
+        labels = torch.from_numpy(np.asarray(batch.y).astype(np.int64))
+        return self._images(batch.x), labels, torch.from_numpy(np.array(batch.weight, np.float32))
+
+    def value(self, w: Vector, batch: Batch) -> Any:
+        """f_i(w)."""
+        import torch
+
+        self._load(w)
+        with torch.no_grad():
+            return np.asarray(self._loss(*self._tensors(batch)).item())
+
+    def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
+        """f_i(w) and ∇f_i(w)."""
+        self._load(w)
+        self.module.zero_grad()
+        loss = self._loss(*self._tensors(batch))
+        loss.backward()
+        dtype = next(iter(w.tree.values())).dtype
+        tree = {name: jax.numpy.asarray(p.grad.numpy().astype(dtype)) for name, p in self.module.named_parameters()}
+        return np.asarray(loss.item()), Vector(tree)
+
+    def gradient(self, w: Vector, batch: Batch) -> Vector:
+        """∇f_i(w)."""
+        return self.value_and_gradient(w, batch)[1]
+
+    def scores(self, w: Vector, x: Any) -> Any:
+        """The module's outputs, one a class."""
+        import torch
+
+        self._load(w)
+        with torch.no_grad():
+            return jax.numpy.asarray(self.module(self._images(x)).numpy())
+
+
+class TorchOracle:
+    """∇f_i by PyTorch, and epochs of SGD there."""
+
+    def __init__(self, problem: TorchNetwork) -> None:
+        self.problem = problem
+
+    def __call__(self, w: Vector, batch: Batch) -> Vector:
+        """∇f_i(w) on these rows."""
+        return self.problem.gradient(w, batch)
+
+    def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
+        """f_i(w) and ∇f_i(w) on these rows."""
+        return self.problem.value_and_gradient(w, batch)
+
+    def train(
+        self,
+        w: Vector,
+        batch: Batch,
+        key: Any,
+        plan: Plan,
+        epochs: Any,
+        *,
+        linear: Vector | None = None,
+        rho: Any = None,
+        center: Vector | None = None,
+    ) -> Trained:
+        """`fedpact.problems.training.train`, in PyTorch."""
+        import torch
+
+        problem = self.problem
+        problem._load(w)
+        images, labels, weight = problem._tensors(batch)
+        real = torch.nonzero(weight > 0)[:, 0]
+        size = len(real) if plan.batch is None else min(plan.batch, len(real))
+        rng = torch.Generator().manual_seed(int(jax.random.randint(key, (), 0, 2**31 - 1)))
+        parameters = dict(problem.module.named_parameters())
+        tensors = lambda v: {n: torch.from_numpy(np.array(v.tree[n], np.float32)) for n in parameters}  # noqa: E731
+        c, theta = (None if v is None else tensors(v) for v in (linear, center))
+        moment = {n: torch.zeros_like(p) for n, p in parameters.items()} if plan.momentum else None
+        rate, pull = float(plan.rate), 0.0 if rho is None else float(rho)
+        steps, last = 0, math.nan
+        for _ in range(int(epochs)):
+            order = real if plan.batch is None else real[torch.randperm(len(real), generator=rng)]
+            losses = []
+            for rows in order.split(size):
+                problem.module.zero_grad()
+                loss = problem._loss(images[rows], labels[rows], weight[rows])
+                loss.backward()
+                losses.append(loss.item())
+                with torch.no_grad():
+                    for n, p in parameters.items():
+                        g = p.grad
+                        g = g if c is None else g.add(c[n])
+                        g = g if theta is None else g.add(p - theta[n], alpha=pull)
+                        if moment is not None:
+                            g = moment[n].mul_(plan.momentum).add_(g)
+                        p.sub_(g, alpha=rate)
+            steps, last = steps + len(losses), float(np.mean(losses))
+        dtype = next(iter(w.tree.values())).dtype
+        tree = {n: jax.numpy.asarray(p.detach().numpy().astype(dtype)) for n, p in parameters.items()}
+        return Trained(Vector(tree), steps, last)
