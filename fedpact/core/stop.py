@@ -2,6 +2,7 @@
 
 A rule looks at the last `window` measured rounds: `recent[name]` is an array, newest last, NaN where nothing was
 measured yet. Rules are arithmetic only, so that the same rule runs inside a compiled block of rounds and on the host.
+They are asked after a measured round, never at row 0: residuals are often 0 before the first round.
 """
 
 from __future__ import annotations
@@ -201,10 +202,10 @@ def any_of(*rules: Rule) -> Rule:
 
 
 def first_fired(rule: Rule, columns: Mapping[str, Any]) -> int | None:
-    """The first row of recorded columns at which a rule would have ended the run, or None."""
+    """The first row of recorded columns at which a rule would have ended the run (never row 0), or None."""
     rows = len(next(iter(columns.values())))
     padded = {name: np.concatenate([np.full(rule.window - 1, np.nan), columns[name]]) for name in rule.reads}
-    for t in range(rows):
+    for t in range(1, rows):
         if bool(rule.fired({name: values[t : t + rule.window] for name, values in padded.items()})):
             return t
     return None

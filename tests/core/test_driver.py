@@ -78,10 +78,18 @@ def test_never_is_a_target_that_is_not_met(engine):
         np.testing.assert_array_equal(a[name], b[name])
 
 
-def test_a_rule_that_is_met_at_the_start_runs_nothing():
-    _, end = run_toy(stop=Target("objective", 1.5))
+@engines
+@pytest.mark.parametrize(("every", "last"), [(1, 1), (2, 2)])
+def test_a_rule_that_is_met_at_the_start_ends_the_first_measured_round(engine, every, last):
+    """Row 0 has f = 1.5 and stops nothing, nor do rounds between measurements, whose last measured row is row 0."""
+    _, end = run_toy(engine=engine, evaluate_every=every, stop=Target("objective", 1.5, above=True))
     assert end.outcome is Outcome.STOPPED
-    assert end.history.rounds == 0
+    assert end.history.rounds == last
+
+
+def test_row_0_alone_does_not_meet_a_rule():
+    """f = 1.5 at the start and more from round 1 on."""
+    assert run_toy(stop=Target("objective", 1.5))[1].outcome is Outcome.ROUNDS
 
 
 def test_a_window_counts_from_the_start():

@@ -112,6 +112,7 @@ def test_the_first_row_of_a_record_at_which_a_rule_fires():
     assert first_fired(GradientNorm(1.5) & Target("objective", 2.0), columns) == 3
     assert first_fired(Target("objective", 0.5), columns) is None
     assert first_fired(Variance(1e9, window=4), columns) == 3
+    assert first_fired(Target("objective", 5.0), columns) == 1  # row 0 is before the first round
 
 
 def test_equal_objectives_have_no_variance():
