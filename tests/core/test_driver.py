@@ -63,6 +63,7 @@ def test_a_rule_ends_the_run_in_the_round_it_is_met():
     """w after rounds 0..5 is 0, 2.5, 5.5, 5.5, 17.5, …: f = 1.5 + w first reaches 6 in round 2."""
     _, end = run_toy(stop=Target("objective", 6.0, above=True))
     assert end.outcome is Outcome.STOPPED
+    assert end.where == "round 2, objective ≥ 6"
     assert end.history.rounds == 2
     assert len(end.history) == 3
     assert float(end.model.tree["w"][0]) == followed(COHORTS)[2]["w"]
