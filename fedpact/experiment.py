@@ -197,7 +197,8 @@ def _stop(table: dict[str, Any]) -> Rule | None:
     rules = []
     for key, value in table.items():
         if key not in STOPS:
-            raise unknown("key of [stop]", key, STOPS)
+            hint = 'Any column of the history can be a target: target = { column = "objective", value = 0.1 }'
+            raise unknown("key of [stop]", key, STOPS, hint=hint)
         rules.append(STOPS[key](value))
     return any_of(*rules) if rules else None
 

@@ -293,11 +293,25 @@ def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Pat
     model = Model(e.problem, as_host(end.model), e.federation.dataset.schema)
     scores = held_out(model, e.federation) if any(len(rows) for rows in e.federation.held_out) else None
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
-    notices = [*loop.algorithm.notices, *_uncovered(e, loop.algorithm), *verdict]
+    notices = [*loop.algorithm.notices, *_uncovered(e, loop.algorithm), *verdict, *_worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
         notices.append(f"The run stopped: {end.where}. The model is the last one that was finite.")
     label = name or e.algorithm.label
     return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, scores, folder)
+
+
+def _worse(e: Experiment, history: History) -> list[str]:
+    """Where the objective ended above its start: a sentence with the numbers and what to change."""
+    f = history.column("objective")
+    first, last = f[0], history.last("objective")
+    if not last > first + 1e-9 * abs(first):
+        return []
+    best = int(np.nanargmin(f))
+    lowest = "its lowest is the start" if best == 0 else f"its lowest is {f[best]:.5g}, in round {best}"
+    return [
+        f"The objective ended above its start: {last:.5g} after {history.rounds} rounds, from {first:.5g}; {lowest}. "
+        f"The model is worse than an untrained one. To change that, {e.algorithm.remedy}."
+    ]
 
 
 def _uncovered(e: Experiment, algorithm: Any) -> list[str]:

@@ -42,6 +42,11 @@ def script():
 # Help
 
 
+def test_the_version(command):
+    done = command("--version")
+    assert (done.code, done.out) == (0, f"fedpact {fp.__version__}\n")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(command, name):
     done = command(name, "--help")

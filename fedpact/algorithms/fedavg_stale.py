@@ -88,6 +88,7 @@ class FedAvgStale(Settings):
     a: float = 0.005  # γ_k = a/log2(k+2); Section 5.3: 0.005 for Example 5.1, 0.5d/m for Example 5.2
 
     name: ClassVar[str] = "fedavg_stale"
+    remedy: ClassVar[str] = "take shorter steps: a smaller a"
     presets: ClassVar = {"paper": {}}
 
     def __post_init__(self) -> None:
@@ -122,6 +123,7 @@ class FedProxLocal(Settings):
     mu: float = 0.1  # μ, the weight of the proximal term; the paper does not give it
 
     name: ClassVar[str] = "fedprox_local"
+    remedy: ClassVar[str] = "take shorter steps: a smaller a"
     presets: ClassVar = {"paper": {}}
 
     def __post_init__(self) -> None:

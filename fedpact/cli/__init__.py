@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from fedpact import __version__
 from fedpact.cli.about import list_names, predict, show
 from fedpact.cli.compare import compare, demo, paper, tune, verify
 from fedpact.cli.runs import resume, run
@@ -47,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    top.add_argument("--version", action="version", version=f"fedpact {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -74,7 +76,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("items", nargs="+", metavar="FILE|FOLDER", help="experiment files or folders of finished runs")
     sub.add_argument("--target", type=float, help="value to reach (default: what all of them reach)")
     sub.add_argument("--column", default="objective", help="column of the history (default: %(default)s)")
-    sub.add_argument("--above", action="store_true", help="the target is reached from below (accuracy)")
+    sub.add_argument(
+        "--above", action="store_true", help="the target is reached from below (implied for accuracy, snr)"
+    )
     sub.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change a key")
     sub.add_argument("--out", help="folder of a report")
     _json(sub)

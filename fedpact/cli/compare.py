@@ -13,18 +13,25 @@ from fedpact.core.files import json_text
 
 def compare(options: argparse.Namespace) -> int:
     """`fedpact compare A B …`."""
-    from fedpact.race import gather, race
+    from fedpact.race import gather, larger_is_better, never_improved, race
     from fedpact.report import text_table
 
     runs = gather(options.items, options.changes)
-    rows, target = race(runs, options.column, options.target, options.above)
+    above = options.above or larger_is_better(options.column)
+    rows, target = race(runs, options.column, options.target, above)
+    idle = never_improved(runs, options.column, above)
     report = runs.report(options.out) if options.out else None
     if options.json:
-        found = {"column": options.column, "target": target, "runs": rows, "report": report and str(report)}
-        print(json_text(found), end="")
+        found = {"column": options.column, "target": target, "above": above, "runs": rows, "never_improved": idle}
+        print(json_text(found | {"report": report and str(report)}), end="")
     else:
-        sign = "≥" if options.above else "≤"
+        sign = "≥" if above else "≤"
         print(f"to reach {options.column} {sign} {target:.8g}\n{text_table(rows)}")
+        for name in idle:
+            print(f"\nnotice: {name} never improves on its start" + ("" if options.target else ", and sets no target"))
+        for run in runs:
+            for notice in run.notices:
+                print(f"\nnotice ({run.name}): {notice}")
         if report:
             print(f"\nreport: {report}")
     return 0
