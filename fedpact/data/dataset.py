@@ -66,6 +66,11 @@ class Dataset:
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "y", y)
 
+    def __repr__(self) -> str:
+        kind = f"{len(self.classes)} classes" if self.classes else "regression"
+        sparse = ", sparse" if scipy.sparse.issparse(self.x) else ""
+        return f"Dataset({self.name!r}: {self.rows} rows, {self.features} features, {kind}{sparse})"
+
     @property
     def rows(self) -> int:
         """N."""

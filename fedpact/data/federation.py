@@ -54,6 +54,11 @@ class Federation:
                 array.flags.writeable = False  # the digest is computed once
             object.__setattr__(self, field, tuple(checked))
 
+    def __repr__(self) -> str:
+        aside = sum(map(len, self.held_out))
+        sizes = f"{self.sizes.min()} to {self.sizes.max()} rows" + (f", {aside} held out in all" if aside else "")
+        return f"Federation({self.dataset.name!r}: {self.clients} clients with {sizes}; {self.description})"
+
     @property
     def clients(self) -> int:
         """m."""
