@@ -148,6 +148,7 @@ def record(run: Any) -> dict[str, Any]:
         "outcome_kind": run.outcome_kind.name,
         "where": run.where,
         "summary": run.summary,
+        "least": run.least,
         "metrics": run.metrics,
         "notices": run.notices,
     }
@@ -182,6 +183,7 @@ def load(folder: Path) -> dict[str, Any]:
         "config": settings,
         "notices": written["notices"],
         "metrics": written["metrics"],
+        "least": written.get("least"),
         "folder": folder,
     }
 

@@ -36,6 +36,7 @@ from fedpact.folder import RunFolder, load
 from fedpact.metrics import held_out
 from fedpact.model import Model, as_host, problem_name
 from fedpact.problems import PROBLEMS
+from fedpact.problems.optimum import least
 from fedpact.report import Progress, curves, text_table, write_report
 
 PRECISIONS = {"double": np.float64, "single": np.float32}
@@ -126,11 +127,16 @@ class Run:
     notices: list[str] = field(default_factory=list)
     metrics: dict[str, Any] | None = None
     folder: Path | None = None
+    least: float | None = None  # the least possible objective, where it is convex and quickly found
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Run:
         """A finished run, from its folder."""
         return cls(**load(Path(folder)))
+
+    def __repr__(self) -> str:
+        objective = self.history.last("objective")
+        return f"Run({self.name!r}: {self.history.rounds} rounds, {self.outcome}; objective {objective:.6g})"
 
     @property
     def outcome(self) -> str:
@@ -157,7 +163,8 @@ class Run:
 
     def report(self, folder: str | os.PathLike[str]) -> Path:
         """Write report.html and its plots."""
-        return write_report([self], folder, title=self.name, lead=f"{self.name}: {self.outcome}.")
+        lead = f"{self.name}: {self.outcome}."
+        return write_report([self], folder, title=self.name, lead=lead, minimum=self.least)
 
 
 class Runs(list[Run]):
@@ -176,7 +183,9 @@ class Runs(list[Run]):
         path = Path(folder)
         for run in self:
             problem_name(run.model.problem)  # refuse what cannot be saved before anything is written
-        page = write_report(self, path, title=title, **options)
+        found = {run.least for run in self}
+        minimum = found.pop() if len(found) == 1 else None
+        page = write_report(self, path, title=title, **{"minimum": minimum} | options)
         write_json(path / "environment.json", environment())
         for index, run in enumerate(self):
             name = _numbered(index, run.config["algorithm"]["name"])
@@ -235,7 +244,8 @@ def compare(
     for i, (settings, label) in enumerate(zip(algorithms, labels, strict=True)):
         own = None if folder is None else Path(folder) / _numbered(i, settings.name)
         runs.append(run(settings, problem, federation, folder=own, name=label, progress=progress, **options))
-    return runs
+    minimum = least(problem, federation)
+    return Runs(dataclasses.replace(one, least=minimum) for one in runs)
 
 
 def trials(
@@ -371,6 +381,7 @@ def execute(
         bar.close()
     result = _run(experiment, loop, end, name, path)
     if keeper is not None:
+        result = dataclasses.replace(result, least=least(experiment.problem, experiment.federation))
         keeper.finish(result)
     return result
 

@@ -38,8 +38,8 @@ def write_report(
     """Write folder/report.html and folder/plots/*.svg, *.png; returns the path of report.html.
 
     `figures` are more plots by caption and `extra_tables` more tables by heading. `minimum` is the least objective, if
-    it is known; otherwise gaps are to the lowest objective that any of the runs reached. The same runs give the same
-    bytes. All files are written or none: a folder that cannot be written raises `OutputError`.
+    it is known; otherwise gaps are to the lowest objective that any of several runs reached. The same runs give the
+    same bytes. All files are written or none: a folder that cannot be written raises `OutputError`.
     """
     given = len(runs) > 0 or bool(figures) or bool(extra_tables)
     require(given, "runs", "at least one finished run where there are no figures or tables", list(runs))

@@ -153,8 +153,29 @@ def test_the_gap_is_to_the_lowest_objective_or_to_the_one_given(tmp_path):
     run = make_run("one", 0.1, rounds=3)
     objective = np.array([1.5, 1.25, 1.125, 1.0625])
     run.history.data = {"round": np.arange(4.0), "objective": objective, "gradients": np.arange(4.0)}
-    assert "lowest objective of these runs, 1.0625" in write_report([run], tmp_path / "a", "t").read_text("utf-8")
+    other = make_run("other", 0.1, rounds=3)
+    other.history.data = run.history.data | {"objective": objective + 1}
+    two = write_report([run, other], tmp_path / "a", "t").read_text("utf-8")
+    assert "lowest objective of these runs, 1.0625" in two
     assert "the least objective, 1;" in write_report([run], tmp_path / "b", "t", minimum=1.0).read_text("utf-8")
+    alone = write_report([run], tmp_path / "c", "t").read_text("utf-8")
+    assert "Gap to the minimum" not in alone, "a run's own best says nothing about the minimum"
+
+
+def test_columns_are_explained_in_words_and_noise_that_was_not_added_is_left_out(tmp_path):
+    columns = {name: np.linspace(1, 2, 5) for name in ("violations", "epsilon", "descent", "spread")}
+    run = make_run("one", 0.1, rounds=4, noise_scale=np.array([np.nan, 0, 0, 0, 0]), **columns)
+    page = Page(write_report([run], tmp_path / "a", "t").read_text(encoding="utf-8"))
+    for words in (
+        "Local steps solved too coarsely",
+        "no privacy budget",
+        "falls from round to round",
+        "all clients agree",
+    ):
+        assert words in page.text
+    assert "Scale of the noise" not in page.text
+    run.history.data["noise_scale"][2] = 0.1
+    assert "Scale of the noise" in write_report([run], tmp_path / "b", "t").read_text(encoding="utf-8")
 
 
 def test_a_run_with_hardly_anything(tmp_path):
