@@ -13,7 +13,7 @@ import scipy.sparse
 
 from fedpact.core.errors import DataError, is_number, require, unknown
 from fedpact.data import partition
-from fedpact.data.dataset import Dataset, require_rows
+from fedpact.data.dataset import Dataset, fitted_on, require_rows
 from fedpact.data.tables import from_arrays
 
 # What a random number is for: the second word of every seed in fedpact.data.
@@ -144,6 +144,7 @@ def split(
 
     names, rows = _deal(dataset, m, how, np.random.default_rng([seed, PARTITION]), dict(options))
     kept, held_out = zip(*(_set_aside(part, holdout, seed, i) for i, part in enumerate(rows)), strict=True)
+    dataset = fitted_on(dataset, np.concatenate(kept)) if any(map(len, held_out)) else dataset
     shown = ", ".join(f"{k}={v}" for k, v in options.items() if k != "sizes")
     text = f"{how}{f' ({shown})' if shown else ''}, {len(rows)} clients, seed {seed}"
     return Federation(dataset, kept, held_out, names, text + (f", holdout {holdout}" if holdout else ""))
