@@ -150,6 +150,7 @@ def record(run: Any) -> dict[str, Any]:
         "summary": run.summary,
         "least": run.least,
         "metrics": run.metrics,
+        "coefficients": run.coefficients,
         "notices": run.notices,
     }
 

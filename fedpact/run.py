@@ -37,7 +37,7 @@ from fedpact.metrics import held_out
 from fedpact.model import Model, as_host, problem_name
 from fedpact.problems import PROBLEMS
 from fedpact.problems.optimum import least
-from fedpact.report import Progress, curves, text_table, write_report
+from fedpact.report import Progress, curves, summary_table, write_report
 
 PRECISIONS = {"double": np.float64, "single": np.float32}
 
@@ -161,6 +161,11 @@ class Run:
             out["snr"] = last("snr")
         return out
 
+    @property
+    def coefficients(self) -> list[dict[str, Any]]:
+        """The model's coefficients by the features' names, where it is linear."""
+        return self.model.coefficients()
+
     def report(self, folder: str | os.PathLike[str]) -> Path:
         """Write report.html and its plots."""
         lead = f"{self.name}: {self.outcome}."
@@ -172,7 +177,7 @@ class Runs(list[Run]):
 
     def table(self) -> str:
         """The runs' summaries as a text table."""
-        return text_table([{"run": run.name, **run.summary} for run in self])
+        return summary_table(self)
 
     def plot(self, column: str, path: str | os.PathLike[str] | None = None, **options: Any) -> Any:
         """One line per run of a column of the history; PNG and SVG where a path is given."""

@@ -71,15 +71,15 @@ def _say_ended(result: Any, folder: Path) -> None:
 def _finished(result: Any, folder: Path, as_json: bool) -> int:
     from fedpact.core.stop import Outcome
     from fedpact.folder import record
-    from fedpact.report import text_table
+    from fedpact.report import held_out_text, summary_table
 
     report = folder / "report.html"
     if as_json:
         print(json_text(record(result) | {"folder": str(folder), "report": str(report)}), end="")
     else:
-        print(text_table([{"run": result.name, **result.summary}]))
+        print(summary_table([result]))
         if result.metrics:
-            print("\nheld-out rows\n" + text_table([result.metrics["pooled"]]))
+            print("\nheld-out rows\n" + held_out_text(result))
         for notice in result.notices:
             print(f"\nnotice: {notice}")
         print(f"\n{result.outcome}.\nreport: {report}")
