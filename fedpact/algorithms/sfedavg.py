@@ -87,7 +87,10 @@ def _check(settings: Any) -> None:
 
 @dataclass(frozen=True)
 class SFedAvg(Settings):
-    """Settings of SFedAvg (Algorithm 3); defaults are the paper's, without noise."""
+    """SFedAvg, a baseline of the FedEPM paper: local gradient steps, the mean of the new uploads (Algorithm 3).
+
+    Defaults are the paper's, without noise.
+    """
 
     k0: int = 12  # local steps in a round
     step: str = "paper"  # "paper": (38); "lipschitz": 1/r_i
@@ -111,7 +114,10 @@ class SFedAvg(Settings):
 
 @dataclass(frozen=True)
 class SFedProx(Settings):
-    """Settings of SFedProx (Algorithms 3 and 4); defaults are the paper's, without noise."""
+    """SFedProx, a baseline of the FedEPM paper: SFedAvg with a proximal term (Algorithms 3 and 4).
+
+    Defaults are the paper's, without noise.
+    """
 
     k0: int = 12  # local steps in a round
     mu: float = 1e-5  # μ, the proximal weight, Section VII.B

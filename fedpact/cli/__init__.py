@@ -14,7 +14,7 @@ from fedpact.cli.runs import resume, run
 from fedpact.core.errors import FedpactError
 
 EXAMPLE = """examples:
-  fedpact demo                              a minute: real data, five algorithms in six runs, a report you can open
+  fedpact demo                              a minute: real data, six algorithms in seven runs, a report you can open
   fedpact run examples/breast_cancer.toml   any experiment; --set run.rounds=50 changes a key
   fedpact resume runs/…                     continue after a crash
   fedpact compare a.toml b.toml             rounds, bytes, gradients, seconds to the same target
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
         return sub
 
-    sub = add("demo", demo, "Compare five algorithms in six runs on real data; ends with a table and a report.")
+    sub = add("demo", demo, "Compare six algorithms in seven runs on real data; ends with a table and a report.")
     sub.add_argument("--out", default="out/demo", help="folder of the report (default: %(default)s)")
     sub.add_argument("--rounds", type=int, default=60, help="rounds of each algorithm (default: %(default)s)")
     _json(sub)
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     _json(sub)
 
     sub = add("predict", predict, "Predict the rows of a CSV file with a saved model.")
-    sub.add_argument("model", help="model.bin of a run")
+    sub.add_argument("model", help="model.bin of a run, or the run's folder")
     sub.add_argument("data", help="CSV file with the columns of training")
     sub.add_argument("--out", help="write to this file instead of the screen")
     _json(sub)
