@@ -255,6 +255,9 @@ def test_the_python_call_and_the_command_give_the_same_bits(ran):
     run = fp.run(settings, fp.Logistic(l2=0.01, intercept=True), federation, rounds=6, participation=0.5)
     assert [float(row["objective"]) for row in history_cells(folder)] == run.history.column("objective").tolist()
     assert np.array_equal(fp.Model.load(folder / "model.bin").w.tree["w"], run.model.w.tree["w"])
+    least = fp.optimum(fp.Logistic(l2=0.01, intercept=True), federation).value
+    assert json.loads((folder / "result.json").read_text())["least"] == fp.Run.load(folder).least == least
+    assert f"the least objective, {least:.10g};" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 # Predictions

@@ -103,6 +103,7 @@ class FedAvg(Settings):
     weights: str = "uniform"  # "uniform", or "rows" for p_i = d_i
 
     name: ClassVar[str] = "fedavg"
+    remedy: ClassVar[str] = "take shorter steps: a smaller scale"
     presets: ClassVar = {"lipschitz": {}, "rows": {"weights": "rows"}}
 
     def __post_init__(self) -> None:

@@ -37,6 +37,7 @@ class FedProx(Settings):
     weights: str = "uniform"  # "uniform", or "rows" for p_i = d_i
 
     name: ClassVar[str] = "fedprox"
+    remedy: ClassVar[str] = "take shorter steps: a smaller scale"
     presets: ClassVar = {"lipschitz": {}, "rows": {"weights": "rows"}}
 
     def __post_init__(self) -> None:

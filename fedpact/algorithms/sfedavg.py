@@ -101,6 +101,7 @@ class SFedAvg(Settings):
     alpha: float = 1.001  # α_i of (39), Section VII.B
 
     name: ClassVar[str] = "sfedavg"
+    remedy: ClassVar[str] = "take shorter steps: a smaller scale"
     presets: ClassVar = {"paper": {"epsilon": 0.1}, "noiseless": {}, "lipschitz": {"step": "lipschitz"}}
 
     def __post_init__(self) -> None:
@@ -130,6 +131,7 @@ class SFedProx(Settings):
     alpha: float = 1.001  # α_i of (39), Section VII.B
 
     name: ClassVar[str] = "sfedprox"
+    remedy: ClassVar[str] = "take shorter steps: a smaller scale"
     presets: ClassVar = {"paper": {"epsilon": 0.1}, "noiseless": {}, "lipschitz": {"step": "lipschitz"}}
 
     def __post_init__(self) -> None:

@@ -32,13 +32,19 @@ _PLOTS = (
     ("accuracy", "round", False, "Training accuracy against rounds", "Held-out scores, if any, are below."),
     ("snr", "round", False, "Signal-to-noise ratio of the uploads against rounds", ""),
     ("penalty", "round", False, "Penalised objective against rounds", "At the clients' own models; FedEPM lowers it."),
-    ("lagrangian", "round", False, "Augmented Lagrangian against rounds", "The objective at the clients' own models."),
+    (
+        "lagrangian",
+        "round",
+        False,
+        "Augmented Lagrangian against rounds",
+        "At the clients' own models; ADMM lowers it.",
+    ),
     ("lyapunov", "round", False, "Lyapunov value against rounds", "Falls in every round where the theorems apply."),
     ("primal_residual", "round", False, "Primal residual against rounds", "Distance of the clients' models from w."),
     ("dual_residual", "round", False, "Dual residual against rounds", "How far w moved, in units of the multipliers."),
     ("dual_sum", "round", False, "Norm of the sum of the multipliers against rounds", "0 at a solution."),
     ("stationarity", "round", False, "Residual of the clients' subproblems against rounds", "0 where all are solved."),
-    ("violations", "round", False, "Local steps solved too coarsely", "Share that breaks (3.5); the theorems need 0."),
+    ("violations", "round", False, "Local steps solved too coarsely", "Share that misses (3.5); the theorems need 0."),
 )
 # Columns that few readers look for: heading, detail
 _OTHERS = {

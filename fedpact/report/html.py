@@ -110,7 +110,7 @@ def _coefficients(runs: Sequence[RunView]) -> str:
     tables = [(label, getattr(run, "coefficients", ())) for label, run in zip(labels(runs), runs, strict=True)]
     for label, rows in tables:
         for row in rows:
-            found.setdefault(row["feature"], {})[label] = row["coefficient"]
+            found.setdefault(row["feature"], {})[label if len(runs) > 1 else "coefficient"] = row["coefficient"]
     if not found:
         return ""
     order = sorted(found, key=lambda name: -max(map(abs, found[name].values())))[:MOST_COEFFICIENTS]
