@@ -239,12 +239,12 @@ def test_the_largest_coefficients_are_listed_by_name(tmp_path):
     """Of 25 features the 20 largest in size; one run has them per unit too, several side by side."""
     rows = [{"feature": f"f{k}", "coefficient": (-1) ** k * float(k), "per_unit": 10.0 * k} for k in range(25)]
     one, two = make_run("one", 0.1, rounds=2), make_run("two", 0.1, rounds=2)
-    one.coefficients, two.coefficients = rows, rows[:3]
+    one.coefficients, two.coefficients = rows, rows[:24]
     alone = Page(write_report([one], tmp_path / "a", "t").read_text(encoding="utf-8")).text
     assert "feature coefficient per unit of its column f24 24 240 f23 -23 230" in alone
     assert "The 20 largest of 25" in alone
     assert "f5 -5 50" in alone
     assert "f4 4 40" not in alone
     both = Page(write_report([one, two], tmp_path / "b", "t").read_text(encoding="utf-8")).text
-    assert "feature one two f24 24 –" in both
+    assert "feature one two f24 24 – f23 -23 -23" in both
     assert "Coefficients" not in Page(write_report([make_run("x", 0.1)], tmp_path / "c", "t").read_text("utf-8")).text
