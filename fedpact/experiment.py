@@ -1,7 +1,7 @@
 """Experiment files: TOML in, `Experiment` out. An unknown key is an error with the nearest name.
 
 name = "adult"                        # what tables call the run (default: the algorithm)
-[data]       name = "adult"           # or csv = "file.csv", target = "…", categorical = […], drop = […], scale = "…"
+[data]       name = "adult"           # or csv = "file.csv", target = "…", categorical = […], drop = […], scale, coding
 [split]      how = "cuts"  clients = 50  seed = 0  holdout = 0.2           # and the split's own options
 [problem]    name = "logistic"  l2 = 1e-3  divide = true  intercept = false
 [algorithm]  name = "fedepm"  preset = "paper"  k0 = 12                    # any setting of `fedpact show NAME`
@@ -207,7 +207,8 @@ def _stop(table: dict[str, Any]) -> Rule | None:
     rules = []
     for key, value in table.items():
         if key not in STOPS:
-            raise unknown("key of [stop]", key, STOPS)
+            hint = 'Any column of the history can be a target: target = { column = "objective", value = 0.1 }'
+            raise unknown("key of [stop]", key, STOPS, hint=hint)
         rules.append(STOPS[key](value))
     return any_of(*rules) if rules else None
 

@@ -150,7 +150,9 @@ def record(run: Any) -> dict[str, Any]:
         "outcome_kind": run.outcome_kind.name,
         "where": run.where,
         "summary": run.summary,
+        "least": run.least,
         "metrics": run.metrics,
+        "coefficients": run.coefficients,
         "notices": run.notices,
     }
 
@@ -184,6 +186,7 @@ def load(folder: Path) -> dict[str, Any]:
         "config": settings,
         "notices": written["notices"],
         "metrics": written["metrics"],
+        "least": written.get("least"),
         "folder": folder,
     }
 

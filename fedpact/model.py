@@ -30,6 +30,26 @@ class Model:
     w: Vector
     schema: Schema | None
 
+    def coefficients(self) -> list[dict[str, Any]]:
+        """A row per feature: its name, its coefficient, and that per unit of its column before scaling.
+
+        The intercept, if there is one in either unit, comes last. Empty for a model that is not linear.
+        """
+        w = self.w.tree.get("w")
+        if not set(self.w.tree) <= {"w", "b"} or np.ndim(w) != 1:
+            return []
+        w, b = np.asarray(w, np.float64), float(self.w.tree.get("b", 0.0))
+        names = [f"x{j}" for j in range(len(w))] if self.schema is None else [c.name for c in self.schema.columns]
+        scale, shift = (1.0, 0.0) if self.schema is None else (np.array(self.schema.scale), np.array(self.schema.shift))
+        own = w / scale
+        rows = [
+            {"feature": name, "coefficient": float(c), "per_unit": float(u)}
+            for name, c, u in zip(names, w, own, strict=True)
+        ]
+        constant = b - float(np.sum(own * shift))
+        intercept = {"feature": "(intercept)", "coefficient": b, "per_unit": constant}
+        return [*rows, intercept] if b or constant else rows
+
     def predict(self, x: Any) -> np.ndarray:
         """Probabilities of class 1 (of every class for a network), or values, for an (N, n) array of features."""
         pixels = getattr(x, "dtype", None) == np.uint8 and hasattr(self.problem, "multiclass")
@@ -67,10 +87,16 @@ class Model:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], problem: Any = None) -> Model:
-        """Read a model that `save` wrote. A network of your own has to be given again: its functions are not saved."""
+        """Read a model that `save` wrote, from its file or from a run's folder.
+
+        A network of your own has to be given again as `problem`: its functions are not saved.
+        """
         path = Path(path)
+        if path.is_dir() and (path / "model.bin").is_file():
+            path = path / "model.bin"
         if not path.is_file():
-            raise CheckpointError(f"model must be a file that fedpact wrote, got {str(path)!r}, which is not a file.")
+            what = "a folder without model.bin" if path.is_dir() else "which is not a file"
+            raise CheckpointError(f"model must be a file that fedpact wrote, got {str(path)!r}, {what}.")
         found = unseal("model", path.read_bytes())
         if found is None:
             raise CheckpointError(

@@ -13,6 +13,7 @@ from fedpact.core.errors import InvalidArgument
 from fedpact.experiment import build, read
 from fedpact.report.view import labels
 from fedpact.run import Run, Runs, execute
+from fedpact.tune import LARGER_IS_BETTER
 
 
 def gather(items: Iterable[str], changes: Iterable[str] = ()) -> Runs:
@@ -27,8 +28,20 @@ def gather(items: Iterable[str], changes: Iterable[str] = ()) -> Runs:
     return Runs(dataclasses.replace(run, name=label) for run, label in zip(runs, labels(runs), strict=True))
 
 
+def larger_is_better(column: str) -> bool:
+    """Whether a target on this column is reached from below."""
+    return column in LARGER_IS_BETTER
+
+
+def never_improved(runs: Sequence[Run], column: str, above: bool) -> list[str]:
+    """The runs whose start is as good as any of their rounds: they say nothing about what can be reached."""
+    sign = -1.0 if above else 1.0
+    values = {run.name: sign * run.history.column(column) for run in runs}
+    return [name for name, v in values.items() if not np.any(v[1:] < v[0])]
+
+
 def race(runs: Sequence[Run], column: str, target: float | None, above: bool) -> tuple[list[dict[str, Any]], float]:
-    """What each run needed to reach the target; without one, the best value that all of them reach."""
+    """What each run needed to reach the target; without one, the best value that all reach which improve at all."""
     digests = {run.config["data"]["digest"] for run in runs}
     if len(digests) > 1:
         each = [f"{run.name}: {run.config['data']['dataset']}, {run.config['data']['split']}" for run in runs]
@@ -45,7 +58,13 @@ def race(runs: Sequence[Run], column: str, target: float | None, above: bool) ->
                 f"Compare by objective, or leave {run.name} out."
             )
     if target is None:
-        target = sign * max(float(np.nanmin(v)) for v in values)
+        idle = never_improved(runs, column, above)
+        if len(idle) == len(runs):
+            raise InvalidArgument(
+                f"target must be given where no run improves on its start, got none: {column} of "
+                f"{', '.join(idle)} is best at round 0. Change the settings, or give --target."
+            )
+        target = sign * max(float(np.nanmin(v)) for run, v in zip(runs, values, strict=True) if run.name not in idle)
     rows = []
     for run, v in zip(runs, values, strict=True):
         reached = np.flatnonzero(v <= sign * target + 0.0)

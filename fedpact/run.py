@@ -37,7 +37,8 @@ from fedpact.folder import RunFolder, load
 from fedpact.metrics import has_held_out, held_out
 from fedpact.model import Model, as_host, plain_problem, problem_name
 from fedpact.problems import PROBLEMS
-from fedpact.report import Progress, curves, text_table, write_report
+from fedpact.problems.optimum import least
+from fedpact.report import Progress, curves, summary_table, write_report
 
 PRECISIONS = {"double": np.float64, "single": np.float32}
 
@@ -153,11 +154,16 @@ class Run:
     notices: list[str] = field(default_factory=list)
     metrics: dict[str, Any] | None = None
     folder: Path | None = None
+    least: float | None = None  # the least possible objective, where it is convex and quickly found
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Run:
         """A finished run, from its folder."""
         return cls(**load(Path(folder)))
+
+    def __repr__(self) -> str:
+        objective = self.history.last("objective")
+        return f"Run({self.name!r}: {self.history.rounds} rounds, {self.outcome}; objective {objective:.6g})"
 
     @property
     def outcome(self) -> str:
@@ -181,9 +187,15 @@ class Run:
             out["snr"] = last("snr")
         return out
 
+    @property
+    def coefficients(self) -> list[dict[str, Any]]:
+        """The model's coefficients by the features' names, where it is linear."""
+        return self.model.coefficients()
+
     def report(self, folder: str | os.PathLike[str]) -> Path:
         """Write report.html and its plots."""
-        return write_report([self], folder, title=self.name, lead=f"{self.name}: {self.outcome}.")
+        lead = f"{self.name}: {self.outcome}."
+        return write_report([self], folder, title=self.name, lead=lead, minimum=self.least)
 
 
 class Runs(list[Run]):
@@ -191,7 +203,7 @@ class Runs(list[Run]):
 
     def table(self) -> str:
         """The runs' summaries as a text table."""
-        return text_table([{"run": run.name, **run.summary} for run in self])
+        return summary_table(self)
 
     def plot(self, column: str, path: str | os.PathLike[str] | None = None, **options: Any) -> Any:
         """One line per run of a column of the history; PNG and SVG where a path is given."""
@@ -202,7 +214,9 @@ class Runs(list[Run]):
         path = Path(folder)
         for run in self:
             problem_name(run.model.problem)  # refuse what cannot be saved before anything is written
-        page = write_report(self, path, title=title, **options)
+        found = {run.least for run in self}
+        minimum = found.pop() if len(found) == 1 else None
+        page = write_report(self, path, title=title, **{"minimum": minimum} | options)
         write_json(path / "environment.json", environment())
         for index, run in enumerate(self):
             name = _numbered(index, run.config["algorithm"]["name"])
@@ -261,7 +275,8 @@ def compare(
     for i, (settings, label) in enumerate(zip(algorithms, labels, strict=True)):
         own = None if folder is None else Path(folder) / _numbered(i, settings.name)
         runs.append(run(settings, problem, federation, folder=own, name=label, progress=progress, **options))
-    return runs
+    minimum = least(problem, federation)
+    return Runs(dataclasses.replace(one, least=minimum) for one in runs)
 
 
 def trials(
@@ -320,11 +335,25 @@ def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Pat
     model = Model(e.problem, as_host(end.model), e.federation.dataset.schema)
     scores = held_out(model, e.federation) if has_held_out(e.federation) else None
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
-    notices = [*loop.algorithm.notices, *_uncovered(e, loop.algorithm), *verdict]
+    notices = [*loop.algorithm.notices, *_uncovered(e, loop.algorithm), *verdict, *_worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
         notices.append(f"The run stopped: {end.where}. The model is the last one that was finite.")
     label = name or e.algorithm.label
     return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, scores, folder)
+
+
+def _worse(e: Experiment, history: History) -> list[str]:
+    """Where the objective ended above its start: a sentence with the numbers and what to change."""
+    f = history.column("objective")
+    first, last = f[0], history.last("objective")
+    if not last > first + 1e-9 * abs(first):
+        return []
+    best = int(np.nanargmin(f))
+    lowest = "its lowest is the start" if best == 0 else f"its lowest is {f[best]:.5g}, in round {best}"
+    return [
+        f"The objective ended above its start: {last:.5g} after {history.rounds} rounds, from {first:.5g}; {lowest}. "
+        f"The model is worse than an untrained one. To change that, {e.algorithm.remedy}."
+    ]
 
 
 def _uncovered(e: Experiment, algorithm: Any) -> list[str]:
@@ -385,6 +414,7 @@ def execute(
         bar.close()
     result = _run(experiment, loop, end, name, path)
     if keeper is not None:
+        result = dataclasses.replace(result, least=least(experiment.problem, experiment.federation))
         keeper.finish(result)
     return result
 

@@ -27,7 +27,7 @@ from fedpact.problems import PROBLEMS
 ROOT = Path(__file__).resolve().parents[1]
 (GROUP,) = [action for action in parser()._actions if getattr(action, "choices", None)]
 COMMANDS = GROUP.choices
-DEMO = ("FedEPM", "SFedAvg", "SFedProx", "FedAvg (1/r)", "FedAvg (batches of 8)", "FedProx")
+DEMO = ("FedEPM", "SFedAvg", "SFedProx", "FedAvg (1/r)", "FedAvg (batches of 8)", "FedProx", "Inexact ADMM")
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +40,11 @@ def script():
 
 
 # Help
+
+
+def test_the_version(command):
+    done = command("--version")
+    assert (done.code, done.out) == (0, f"fedpact {fp.__version__}\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -89,6 +94,7 @@ def test_list_is_complete(command):
 def test_every_name_in_the_list_is_explained(command, group):
     names = json.loads(command("list", "--json").out)[group]
     assert [name for name, text in names.items() if not text] == []
+    assert len(set(names.values())) == len(names), "no two are told in the same words"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -183,6 +189,29 @@ def test_what_it_prints_is_what_is_in_the_folder(ran):
     assert page.count("<svg") >= 3
 
 
+def test_coefficients_have_their_features_names(ran):
+    folder, printed = ran
+    rows = {row["feature"]: row for row in printed["coefficients"]}
+    assert list(rows) == ["age", "dose", "sex", "(intercept)"]
+    model = fp.Model.load(folder)
+    assert [rows[name]["coefficient"] for name in ("age", "dose", "sex")] == model.w.tree["w"].tolist()
+    line = sum(rows[name]["per_unit"] * value for name, value in {"age": 50.0, "dose": 2.0, "sex": 1.0}.items())
+    probability = 1 / (1 + np.exp(-line - rows["(intercept)"]["per_unit"]))
+    x = model.schema.encode(["age", "dose", "sex"], [["50", "2", "m"]], "by hand")
+    assert model.predict(x)[0] == pytest.approx(probability, rel=1e-12), "in the columns' own units"
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "per unit of its column" in page
+    assert "<td>dose</td>" in page
+
+
+def test_the_console_has_every_clients_scores(command, finished):
+    done = command("resume", finished)
+    table = done.out.split("held-out rows\n")[1].split("\n\n")[0].splitlines()
+    assert table[0].split() == ["client", "rows", "accuracy", "AUC", "log", "loss", "calibration", "error"]
+    assert [line.split()[0] for line in table[2:]] == ["all", "centre", "east", "north", "south", "west"]
+    assert "training accuracy" in done.out
+
+
 def test_bytes_are_those_of_the_messages(ran):
     """Down: w and b, four doubles. Up: p·w, p·b and p, five doubles. Three clients a round, no hello."""
     rows = history_cells(ran[0])
@@ -226,6 +255,9 @@ def test_the_python_call_and_the_command_give_the_same_bits(ran):
     run = fp.run(settings, fp.Logistic(l2=0.01, intercept=True), federation, rounds=6, participation=0.5)
     assert [float(row["objective"]) for row in history_cells(folder)] == run.history.column("objective").tolist()
     assert np.array_equal(fp.Model.load(folder / "model.bin").w.tree["w"], run.model.w.tree["w"])
+    least = fp.optimum(fp.Logistic(l2=0.01, intercept=True), federation).value
+    assert json.loads((folder / "result.json").read_text())["least"] == fp.Run.load(folder).least == least
+    assert f"the least objective, {least:.10g};" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 # Predictions
@@ -236,7 +268,9 @@ def by_hand(model: Path) -> list[float]:
     with np.load(io.BytesIO(model.read_bytes().split(b"\n", 2)[2])) as arrays:
         w, b = arrays["w"], arrays["b"]
     x = np.array([[row["age"], row["dose"], row["sex"] == "m"] for row in patients()], dtype=float)
-    z = (x - x.mean(axis=0)) / x.std(axis=0) @ w + b
+    dataset = data.from_csv(model.parents[1] / "people.csv", "outcome", drop=["id", "site"], categorical="sex")
+    kept = x[np.concatenate(dataset.split(how="column", column="site", holdout=0.25).rows)]  # the rows trained on
+    z = (x - kept.mean(axis=0)) / kept.std(axis=0) @ w + b
     return (1 / (1 + np.exp(-z))).tolist()
 
 
@@ -246,6 +280,7 @@ def test_predict_on_the_training_file_reproduces_the_probabilities(command, ran,
     expected = by_hand(folder / "model.bin")
     words = command("predict", folder / "model.bin", source)
     assert words.code == 0, words.err
+    assert command("predict", folder, source).out == words.out, "the run's folder stands for its model"
     header, *rows = csv.reader(words.out.splitlines())
     assert header == ["probability of well", "label"]
     assert [float(row[0]) for row in rows] == pytest.approx(expected, rel=1e-12)
@@ -282,12 +317,13 @@ def test_demo(command, tmp_path):
         assert name in done.out
         assert name in page
     assert done.out.rstrip().endswith("report: page/report.html")
-    assert re.search(r"least possible objective: 0\.07\d+", done.out)
+    assert re.search(r"least possible objective: 0\.06\d+", done.out)
     assert [path.name for path in tmp_path.iterdir()] == ["page"]
     folders = sorted(path.name for path in (tmp_path / "page" / "runs").iterdir())
-    assert folders == ["01-fedepm", "02-sfedavg", "03-sfedprox", "04-fedavg", "05-fedavg", "06-fedprox"]
-    said = "five algorithms in six runs"  # by the help, and by the README
-    assert (len({name[3:] for name in folders}), len(folders)) == (5, 6)
+    six = ["01-fedepm", "02-sfedavg", "03-sfedprox", "04-fedavg", "05-fedavg", "06-fedprox"]
+    assert folders == [*six, "07-inexact_admm"]
+    said = "six algorithms in seven runs"  # by the help, and by the README
+    assert (len({name[3:] for name in folders}), len(folders)) == (6, 7)
     assert said in COMMANDS["demo"].description
     assert (ROOT / "README.md").read_text(encoding="utf-8").count(said) == 2
     for folder in folders:

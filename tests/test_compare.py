@@ -15,7 +15,7 @@ import fedpact
 from fedpact.core.errors import CheckpointError, DataError, InvalidArgument, UnknownName
 from fedpact.core.history import History
 from fedpact.core.stop import Outcome
-from fedpact.race import gather, race
+from fedpact.race import gather, never_improved, race
 
 
 def fake(name: str, objective: list[float], digest: str = "d", **columns: list[float]) -> SimpleNamespace:
@@ -58,6 +58,20 @@ def test_above_turns_the_race_round():
     assert [row["best"] for row in rows] == [0.9, 0.8]
     rows, _ = race([a, b], "accuracy", 0.7, True)
     assert [row["rounds"] for row in rows] == [1, 1]
+
+
+def test_a_run_that_never_improves_sets_no_target():
+    """b's best is its start: as the target of all it would be met by everyone in round 0."""
+    runs = [fake("a", [9, 2, 1]), fake("b", [9, 20, 30]), fake("c", [9, 4, 3])]
+    rows, target = race(runs, "objective", None, False)
+    assert target == 3.0
+    assert [row["rounds"] for row in rows] == [1, "> 2", 2]
+    assert never_improved(runs, "objective", False) == ["b"]
+    with pytest.raises(
+        InvalidArgument, match=r"target must be given where no run improves on its start, got none: .+ b "
+    ):
+        race(runs[1:2], "objective", None, False)
+    assert race(runs[1:2], "objective", 5.0, False)[1] == 5.0
 
 
 def test_rounds_that_were_not_measured_reach_nothing():
@@ -161,7 +175,7 @@ def test_folders_on_the_command(command, finished, tmp_path):
         assert row["best"] == min(objective)
     assert (tmp_path / result["report"]).is_file()
     assert "patients (2)" in (tmp_path / result["report"]).read_text(encoding="utf-8")
-    words = command("compare", finished, "--column", "accuracy", "--above", "--target", "2")
+    words = command("compare", finished, "--column", "accuracy", "--target", "2")
     assert words.code == 0
     assert "to reach accuracy ≥ 2" in words.out
     assert "> 6" in words.out

@@ -37,6 +37,27 @@ def test_a_step_that_is_too_long(command, people, tmp_path):
     assert all(np.all(np.isfinite(leaf)) for leaf in fp.Model.load(folder / "model.bin").w.tree.values())
 
 
+def test_a_run_that_ends_above_its_start_says_so(command, people, tmp_path):
+    """FedEPM's constants suit columns of 2-norm 1; on standardised ones its defaults diverge without a bad number."""
+    tables = experiment(run={"rounds": 3, "participation": 1.0}) | {"algorithm": {"name": "fedepm"}}
+    write_toml(people, tables)
+    done = command("run", people, "--out", "run")
+    assert done.code == 0, done.err
+    f = [float(row["objective"]) for row in history_cells(tmp_path / "run")]
+    assert f[-1] > f[0]
+    said = f"notice: The objective ended above its start: {f[-1]:.5g} after 3 rounds, from 0.69315; "
+    assert said in done.out
+    assert "begin with mu0 = 10, eta = 1e-3." in done.out
+    assert "ended above its start" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    compared = command("compare", "run", "--target", "0.5")
+    assert "patients never improves on its start" in compared.out
+    assert "notice (patients): The objective ended above its start" in compared.out
+
+
+def test_a_run_that_improves_says_nothing(finished):
+    assert not any("above its start" in notice for notice in fp.Run.load(finished).notices)
+
+
 @pytest.fixture
 def outlier(people, tmp_path):
     """Client 4 (west) has features that overflow in its second local step; it takes part in round 3 first."""

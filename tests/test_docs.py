@@ -164,6 +164,10 @@ def test_the_examples_in_python_run_as_printed(tmp_path, monkeypatch, capsys):
     finally:
         PROBLEMS.pop("huber", None)
     assert names["given"].names == ("north", "south", "west")
+    assert names["hospitals"].names == ("north", "south")
+    assert [column.name for column in names["table"].schema.columns] == ["age", "ward=a", "ward=b", "ward=c"]
+    assert "sparse" in repr(names["sparse"].dataset)
+    assert len(names["residual"]) == 11
     assert [run.folder.name for run in names["runs"]] == ["01-fedepm", "02-fedavg"]
     assert names["tuned"].rounds == 2 * 3 + 9
     assert names["fitted"].summary["gradient"] < 1e-4
@@ -183,7 +187,17 @@ def test_the_names_of_python_only_parts_are_documented():
         for name in fp.__all__
         if isinstance(getattr(fp, name), type) and "Error" in repr(getattr(fp, name).__mro__)
     ]
-    for name in ("from_arrays", "Federation.from_arrays", "LocalEngine", "DebugEngine", "Experiment", "tune", *errors):
+    for name in (
+        "from_arrays",
+        "from_csv",
+        "history.column",
+        "Federation.from_arrays",
+        "LocalEngine",
+        "DebugEngine",
+        "Experiment",
+        "tune",
+        *errors,
+    ):
         assert name in page, name
 
 

@@ -32,6 +32,7 @@ SETTINGS = {  # what --set is given: the parts of the sentence
     "algorithm.stepps=3": ("setting of fedavg must be one of ", "got 'stepps'. Did you mean 'steps'?"),
     "run.round=3": ("key of [run] must be one of ", "got 'round'. Did you mean 'rounds'?"),
     "stop.gradiant=1": ("key of [stop] must be one of ", "got 'gradiant'. Did you mean 'gradient'?"),
+    "stop.objective=0.1": ("key of [stop] must be one of ", 'target = { column = "objective", value = 0.1 }'),
     'stop.target={colum="objective",value=1}': ("must be one of ", "got 'colum'. Did you mean 'column'?"),
     'run.participation={scheme="poisson",roh=0.5}': ("must be one of ", "got 'roh'. Did you mean 'rho'?"),
     # values

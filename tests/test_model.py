@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -220,7 +221,7 @@ def test_held_out_rows_are_not_trained_on(dataset):
     flipped = dataset.y.copy()
     aside = np.concatenate(federation.held_out)
     flipped[aside] = 1 - flipped[aside]
-    other = fp.data.Dataset(dataset.name, dataset.x, flipped, dataset.schema)
+    other = dataclasses.replace(federation.dataset, y=flipped)
     twin = fp.data.Federation(other, federation.rows, federation.held_out)
     settings, problem = fp.FedAvg(steps=3, step=0.1, batch=4), fp.Logistic(l2=0.01, intercept=True)
     runs = [fp.run(settings, problem, f, rounds=3) for f in (federation, twin)]

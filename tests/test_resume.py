@@ -96,6 +96,7 @@ def test_stop_rules_look_back_across_the_cut_and_stay_met(federation, tmp_path):
     rule = stop.Variance(tolerance) | stop.GradientNorm(1e-300)
     straight = train(federation, tmp_path / "whole", 24, stop=rule)
     assert straight.outcome_kind is Outcome.STOPPED
+    assert straight.where.startswith(f"round {expected}, variance of the last 4 objectives ≤ ")
     assert straight.history.rounds == expected
     train(federation, tmp_path / "cut", expected - 2, stop=rule)  # the window of four lies on both sides of the cut
     end = train(federation, tmp_path / "cut", 24, stop=rule, resume=True)
@@ -103,6 +104,7 @@ def test_stop_rules_look_back_across_the_cut_and_stay_met(federation, tmp_path):
     same_bits(tmp_path / "cut", tmp_path / "whole")
     again = train(federation, tmp_path / "cut", 50, stop=rule, resume=True)
     assert again.outcome_kind is Outcome.STOPPED
+    assert again.outcome == end.outcome == straight.outcome
     same_bits(tmp_path / "cut", tmp_path / "whole")
 
 
@@ -170,7 +172,11 @@ def test_ctrl_c_before_the_first_round_ends_quietly_too(zygote, command, people,
 
 
 def test_resume_rounds_extends_a_finished_run(command, finished, people, tmp_path):
+    plain = command("resume", finished, "--json")
+    assert "had ended after 6 rounds: all rounds were run. Extend it with: fedpact resume" in plain.err
+    assert json.loads(plain.out)["summary"]["rounds"] == 6
     extended = command("resume", finished, "--rounds", 11, "--json")
+    assert "had ended" not in extended.err
     assert extended.code == 0, extended.err
     assert json.loads(extended.out)["summary"]["rounds"] == 11
     assert command("run", people, "--out", "straight", "--set", "run.rounds=11").code == 0

@@ -171,3 +171,16 @@ def test_a_problem_with_a_name_is_saved_and_loaded(federation, tmp_path, monkeyp
         match=r"^problem of .+model\.bin must be one of least_squares, logistic, nonconvex_logistic, got 'bare'",
     ):
         fp.Model.load(path)
+
+
+def test_what_is_made_says_in_a_line_what_it_is(federation):
+    """A notebook shows these: no arrays."""
+    run = fp.run(fp.FedAvg(steps=2), PROBLEM, federation, rounds=2)
+    shown = [repr(thing) for thing in (federation.dataset, federation, run, run.history)]
+    for text, kind in zip(shown, ("Dataset", "Federation", "Run", "History"), strict=True):
+        assert text.startswith(f"{kind}(")
+        assert len(text) < 250
+        assert "array" not in text
+    assert f"{federation.clients} clients with {federation.sizes.min()} to {federation.sizes.max()} rows" in shown[1]
+    assert f"2 rounds, all rounds were run; objective {run.summary['objective']:.6g}" in shown[2]
+    assert "2 rounds: round, objective, gradient" in shown[3]

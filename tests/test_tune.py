@@ -211,6 +211,7 @@ def test_grid_and_halving_on_the_command(command, people, tmp_path):
     assert halving.code == 0, halving.err
     assert "best of 5 rounds: FedAvg(" in halving.out  # 2 × 1 + 1 × 3
     assert "held_out.accuracy" in halving.out
+    assert "notice: The settings were chosen by held_out.accuracy, so these rows are no longer held out" in halving.out
     assert halving.err.count(" rounds: ") == 3
     assert sorted(p.name for p in tmp_path.iterdir()) == ["people.csv", "people.toml"]
 

@@ -82,12 +82,13 @@ def check_rate(k0: Any, a: Any) -> None:
 
 @dataclass(frozen=True)
 class FedAvgStale(Settings):
-    """Settings of FedAvg as Algorithm 2 has it."""
+    """FedAvg as the inexact ADMM paper has it: the mean of everyone's last model, stale ones too."""
 
     k0: int = 5  # local steps in a round, Section 5.4
     a: float = 0.005  # γ_k = a/log2(k+2); Section 5.3: 0.005 for Example 5.1, 0.5d/m for Example 5.2
 
     name: ClassVar[str] = "fedavg_stale"
+    remedy: ClassVar[str] = "take shorter steps: a smaller a"
     presets: ClassVar = {"paper": {}}
 
     def __post_init__(self) -> None:
@@ -115,13 +116,14 @@ class FedAvgStale(Settings):
 
 @dataclass(frozen=True)
 class FedProxLocal(Settings):
-    """Settings of FedProx as Algorithm 2 has it, corrected."""
+    """FedProx as the inexact ADMM paper has it, corrected: clients go on from their own models."""
 
     k0: int = 5  # local steps in a round, Section 5.4
     a: float = 0.005  # γ_k = a/log2(k+2); Section 5.3: 0.005 for Example 5.1, 0.5d/m for Example 5.2
     mu: float = 0.1  # μ, the weight of the proximal term; the paper does not give it
 
     name: ClassVar[str] = "fedprox_local"
+    remedy: ClassVar[str] = "take shorter steps: a smaller a"
     presets: ClassVar = {"paper": {}}
 
     def __post_init__(self) -> None:

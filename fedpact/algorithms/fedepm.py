@@ -226,6 +226,10 @@ class FedEPM(Settings):
     epsilon: float | None = None  # None: no noise; else the ε of (39)
 
     name: ClassVar[str] = "fedepm"
+    remedy: ClassVar[str] = (
+        "raise mu0 (shorter local steps) and eta: the defaults suit columns of 2-norm 1; "
+        "for standardised columns begin with mu0 = 10, eta = 1e-3"
+    )
     presets: ClassVar = {"paper": {"epsilon": 0.1}, "noiseless": {}}
 
     def __post_init__(self) -> None:

@@ -43,6 +43,7 @@ class FedProx(Settings):
     short: bool = False  # with epochs: let a client with fewer rows than a batch use all it has
 
     name: ClassVar[str] = "fedprox"
+    remedy: ClassVar[str] = "take shorter steps: a smaller scale"
     presets: ClassVar = {"lipschitz": {}, "rows": {"weights": "rows"}}
 
     def __post_init__(self) -> None:

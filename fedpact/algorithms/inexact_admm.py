@@ -157,6 +157,7 @@ class InexactADMM(Settings):
     audit: bool = True  # look at (3.5) after every local step where the solver does not: a gradient each
 
     name: ClassVar[str] = "inexact_admm"
+    remedy: ClassVar[str] = 'raise sigma, or take the preset "theory"'
     presets: ClassVar = {
         "paper": {},
         "theory": {"sigma": 2.6, "duals": "gradient", "solver": "gradient", "inner": 1000, "floor": 1e-14},

@@ -87,7 +87,10 @@ def _check(settings: Any) -> None:
 
 @dataclass(frozen=True)
 class SFedAvg(Settings):
-    """Settings of SFedAvg (Algorithm 3); defaults are the paper's, without noise."""
+    """SFedAvg, a baseline of the FedEPM paper: local gradient steps, the mean of the new uploads (Algorithm 3).
+
+    Defaults are the paper's, without noise.
+    """
 
     k0: int = 12  # local steps in a round
     step: str = "paper"  # "paper": (38); "lipschitz": 1/r_i
@@ -98,6 +101,7 @@ class SFedAvg(Settings):
     alpha: float = 1.001  # α_i of (39), Section VII.B
 
     name: ClassVar[str] = "sfedavg"
+    remedy: ClassVar[str] = "take shorter steps: a smaller scale"
     presets: ClassVar = {"paper": {"epsilon": 0.1}, "noiseless": {}, "lipschitz": {"step": "lipschitz"}}
 
     def __post_init__(self) -> None:
@@ -111,7 +115,10 @@ class SFedAvg(Settings):
 
 @dataclass(frozen=True)
 class SFedProx(Settings):
-    """Settings of SFedProx (Algorithms 3 and 4); defaults are the paper's, without noise."""
+    """SFedProx, a baseline of the FedEPM paper: SFedAvg with a proximal term (Algorithms 3 and 4).
+
+    Defaults are the paper's, without noise.
+    """
 
     k0: int = 12  # local steps in a round
     mu: float = 1e-5  # μ, the proximal weight, Section VII.B
@@ -124,6 +131,7 @@ class SFedProx(Settings):
     alpha: float = 1.001  # α_i of (39), Section VII.B
 
     name: ClassVar[str] = "sfedprox"
+    remedy: ClassVar[str] = "take shorter steps: a smaller scale"
     presets: ClassVar = {"paper": {"epsilon": 0.1}, "noiseless": {}, "lipschitz": {"step": "lipschitz"}}
 
     def __post_init__(self) -> None:

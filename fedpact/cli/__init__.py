@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from fedpact import __version__
 from fedpact.cli.about import list_names, predict, show
 from fedpact.cli.compare import compare, demo, paper, tune, verify
 from fedpact.cli.runs import resume, run
 from fedpact.core.errors import FedpactError
 
 EXAMPLE = """examples:
-  fedpact demo                              a minute: real data, five algorithms in six runs, a report you can open
+  fedpact demo                              a minute: real data, six algorithms in seven runs, a report you can open
   fedpact run examples/breast_cancer.toml   any experiment; --set run.rounds=50 changes a key
   fedpact resume runs/…                     continue after a crash
   fedpact compare a.toml b.toml             rounds, bytes, gradients, seconds to the same target
@@ -47,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    top.add_argument("--version", action="version", version=f"fedpact {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -54,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
         return sub
 
-    sub = add("demo", demo, "Compare five algorithms in six runs on real data; ends with a table and a report.")
+    sub = add("demo", demo, "Compare six algorithms in seven runs on real data; ends with a table and a report.")
     sub.add_argument("--out", default="out/demo", help="folder of the report (default: %(default)s)")
     sub.add_argument("--rounds", type=int, default=60, help="rounds of each algorithm (default: %(default)s)")
     _json(sub)
@@ -74,7 +76,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("items", nargs="+", metavar="FILE|FOLDER", help="experiment files or folders of finished runs")
     sub.add_argument("--target", type=float, help="value to reach (default: what all of them reach)")
     sub.add_argument("--column", default="objective", help="column of the history (default: %(default)s)")
-    sub.add_argument("--above", action="store_true", help="the target is reached from below (accuracy)")
+    sub.add_argument(
+        "--above", action="store_true", help="the target is reached from below (implied for accuracy, snr)"
+    )
     sub.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change a key")
     sub.add_argument("--out", help="folder of a report")
     _json(sub)
@@ -90,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     _json(sub)
 
     sub = add("predict", predict, "Predict the rows of a CSV file with a saved model.")
-    sub.add_argument("model", help="model.bin of a run")
+    sub.add_argument("model", help="model.bin of a run, or the run's folder")
     sub.add_argument("data", help="CSV file with the columns of training")
     sub.add_argument("--out", help="write to this file instead of the screen")
     _json(sub)

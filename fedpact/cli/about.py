@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,13 @@ def list_names(options: argparse.Namespace) -> int:
     def first(thing: Any) -> str:
         return (inspect.getdoc(thing) or "").splitlines()[0]
 
+    files = Counter(cls.__module__ for cls in ALGORITHMS.values())  # one that shares its file is told by its class
     about = dict(line.split(maxsplit=1) for line in (partition.__doc__ or "").splitlines() if line[:1].islower())
     groups = {
-        "algorithms": {name: first(sys.modules[cls.__module__]) for name, cls in ALGORITHMS.items()},
+        "algorithms": {
+            name: first(sys.modules[cls.__module__] if files[cls.__module__] == 1 else cls)
+            for name, cls in ALGORITHMS.items()
+        },
         "problems": {name: first(cls) for name, cls in PROBLEMS.items()},
         "datasets": data.names(),
         "splits": {

@@ -10,21 +10,33 @@ from typing import Any
 from fedpact.core.errors import InvalidArgument, unknown
 from fedpact.core.files import json_text
 
+ON_HELD_OUT = (
+    "The settings were chosen by {metric}, so these rows are no longer held out: the score is too good. "
+    "For one to report, keep other rows aside, or tune by the objective."
+)
+
 
 def compare(options: argparse.Namespace) -> int:
     """`fedpact compare A B …`."""
-    from fedpact.race import gather, race
+    from fedpact.race import gather, larger_is_better, never_improved, race
     from fedpact.report import text_table
 
     runs = gather(options.items, options.changes)
-    rows, target = race(runs, options.column, options.target, options.above)
+    above = options.above or larger_is_better(options.column)
+    rows, target = race(runs, options.column, options.target, above)
+    idle = never_improved(runs, options.column, above)
     report = runs.report(options.out) if options.out else None
     if options.json:
-        found = {"column": options.column, "target": target, "runs": rows, "report": report and str(report)}
-        print(json_text(found), end="")
+        found = {"column": options.column, "target": target, "above": above, "runs": rows, "never_improved": idle}
+        print(json_text(found | {"report": report and str(report)}), end="")
     else:
-        sign = "≥" if options.above else "≤"
+        sign = "≥" if above else "≤"
         print(f"to reach {options.column} {sign} {target:.8g}\n{text_table(rows)}")
+        for name in idle:
+            print(f"\nnotice: {name} never improves on its start" + ("" if options.target else ", and sets no target"))
+        for run in runs:
+            for notice in run.notices:
+                print(f"\nnotice ({run.name}): {notice}")
         if report:
             print(f"\nreport: {report}")
     return 0
@@ -51,12 +63,15 @@ def tune(options: argparse.Namespace) -> int:
         on_trial=None if options.json else _say,
         **{key: getattr(experiment, key) for key in kept},
     )
+    notices = [ON_HELD_OUT.format(metric=options.metric)] if options.metric.startswith("held_out.") else []
     if options.json:
         best = {"settings": tuned.settings.to_dict(), "score": tuned.score, "rounds": tuned.rounds}
-        print(json_text(best | {"trials": tuned.table()}), end="")
+        print(json_text(best | {"trials": tuned.table(), "notices": notices}), end="")
     else:
         print(text_table(tuned.table()))
         print(f"\nbest of {tuned.rounds} rounds: {tuned.settings.label}, {options.metric} {tuned.score:.8g}")
+        for notice in notices:
+            print(f"\nnotice: {notice}")
     return 0
 
 
@@ -89,6 +104,7 @@ def paper(options: argparse.Namespace) -> int:
             for name, figures in names.items():
                 for figure, what in figures.items():
                     print(f"{name:<14}{figure:<8}{what}")
+            print("\nA run has up to 150 rounds (FedEPM) or 1,000 (inexact ADMM); --trials takes fewer than 20.")
         return 0
     if options.name not in PAPERS:
         raise unknown("paper", options.name, ["list", *PAPERS])

@@ -37,7 +37,7 @@ class Resumed(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """One trial's end: history, the server's model, the outcome, and for a non-finite number where it was."""
+    """One trial's end: history, the server's model, the outcome, and which rule or which number it was, and when."""
 
     history: History
     model: Any
@@ -256,6 +256,7 @@ def _finish(
         where = f"round {history.rounds}, {who} is not finite"
     elif halt == STOPPED:
         outcome = Outcome.STOPPED
+        where = f"round {history.rounds}, {' and '.join(loop.stop.met(jax.device_get(one.recent)))}"
     else:
         outcome = Outcome.INTERRUPTED if interrupted else Outcome.ROUNDS
     return Finished(history, loop.algorithm.model(jax.device_get(one.state.server)), outcome, where)

@@ -84,10 +84,11 @@ def require_positive_int(name: str, value: Any, *, symbol: str = "", hint: str =
     require(ok, name, "an integer of at least 1", value, symbol=symbol, hint=hint)
 
 
-def unknown(kind: str, name: Any, known: Iterable[str]) -> UnknownName:
-    """The error for a name that does not exist: nearest first, then all valid ones."""
+def unknown(kind: str, name: Any, known: Iterable[str], *, hint: str = "") -> UnknownName:
+    """The error for a name that does not exist: all valid ones, the nearest, and the hint if there is one."""
     names = sorted(map(str, known))  # `name` may be of any type: it is only shown
     near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     nearest = next((n for n in names if near and n.lower() == near[0]), None)
     guess = f" Did you mean {nearest!r}?" if nearest else ""
-    return UnknownName(f"{kind} must be one of {', '.join(names) or '(none)'}, got {_shown(name)}.{guess}")
+    more = f" {hint}" if hint else ""
+    return UnknownName(f"{kind} must be one of {', '.join(names) or '(none)'}, got {_shown(name)}.{guess}{more}")

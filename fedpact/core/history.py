@@ -44,6 +44,9 @@ class History:
         """The last round."""
         return int(self._columns["round"][-1]) if len(self) else 0
 
+    def __repr__(self) -> str:
+        return f"History({self.rounds} rounds: {', '.join(self._columns)})"
+
     def __len__(self) -> int:
         return len(self._columns["round"])
 

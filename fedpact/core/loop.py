@@ -205,7 +205,7 @@ class Loop:
             name: jnp.full(self.stop.window, jnp.nan, jnp.float64).at[-1].set(known[name]) for name in self.stop.reads
         }
         sound = jnp.isfinite(row["objective" if "objective" in row else "test_loss"])
-        halt = jnp.where(sound, jnp.where(self.stop.fired(recent), STOPPED, GOING), NONFINITE)
+        halt = jnp.where(sound, GOING, NONFINITE)  # rules end rounds: row 0 stops nothing
         carry = Carry(state, jnp.asarray(0), recent, halt, jnp.asarray(-1))
         return jax.tree.map(lambda a: lax.convert_element_type(a, a.dtype), carry), hellos, row  # no weak types
 
@@ -254,10 +254,12 @@ class Loop:
             fine = fine & jnp.isfinite(row["objective" if "objective" in row else "test_loss"])
         measured = row | {"round": t + 1.0, "seconds": elapsed}
         recent = {name: jnp.roll(carry.recent[name], -1).at[-1].set(measured[name]) for name in self.stop.reads}
+        met = self.stop.fired(recent)
         if self.evaluate_every > 1:
             keep = (t + 1) % self.evaluate_every == 0
             recent = jax.tree.map(lambda a, b: jnp.where(keep, a, b), recent, carry.recent)
-        halt = jnp.where(fine, jnp.where(self.stop.fired(recent), STOPPED, GOING), NONFINITE)
+            met = met & keep
+        halt = jnp.where(fine, jnp.where(met, STOPPED, GOING), NONFINITE)
         slot = jnp.where(jnp.all(sound), -1, jnp.argmin(sound))
         position = jnp.where(slot >= 0, cohort.positions[slot], -1).astype(carry.culprit.dtype)
         new = new._replace(server=_either(fine, new.server, old.server))

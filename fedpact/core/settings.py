@@ -19,6 +19,7 @@ class Settings:
 
     name: ClassVar[str]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    remedy: ClassVar[str] = "take shorter steps"  # what to do where a run ends above its start
 
     def _plain(self) -> None:
         """NumPy scalars to Python's: those of NumPy would widen single precision."""

@@ -2,6 +2,7 @@
 
 A rule looks at the last `window` measured rounds: `recent[name]` is an array, newest last, NaN where nothing was
 measured yet. Rules are arithmetic only, so that the same rule runs inside a compiled block of rounds and on the host.
+They are asked after a measured round, never at row 0: residuals are often 0 before the first round.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fedpact.core.errors import is_number, require, require_flags, require_posit
 class Outcome(enum.Enum):
     """Why a run ended; the value is the sentence shown."""
 
-    STOPPED = "the stop rule was met"
+    STOPPED = "a stop rule was met"
     ROUNDS = "all rounds were run"
     NONFINITE = "a number was not finite; the last good state is kept"
     INTERRUPTED = "interrupted; what is done is kept"
@@ -36,6 +37,10 @@ class Rule:
         """Whether the run should end, from the recent rounds."""
         raise NotImplementedError
 
+    def met(self, recent: Mapping[str, Any]) -> list[str]:
+        """The rules that fired, in words: this one, or those of a combination."""
+        return [str(self)] if bool(self.fired(recent)) else []
+
     def __or__(self, other: Rule) -> Rule:
         return AnyOf((self, other))
 
@@ -50,7 +55,16 @@ class _Combined(Rule):
         self.reads = tuple(dict.fromkeys(name for rule in rules for name in rule.reads))
 
     def _each(self, recent: Mapping[str, Any]) -> list[Any]:
-        return [rule.fired({k: v[len(v) - rule.window :] for k, v in recent.items()}) for rule in self.rules]
+        return [rule.fired(seen) for rule, seen in self._seen(recent)]
+
+    def _seen(self, recent: Mapping[str, Any]) -> list[tuple[Rule, dict[str, Any]]]:
+        return [(rule, {k: v[len(v) - rule.window :] for k, v in recent.items()}) for rule in self.rules]
+
+    def met(self, recent: Mapping[str, Any]) -> list[str]:
+        """Those of its rules that fired, if together they end the run."""
+        if not bool(self.fired(recent)):
+            return []
+        return [text for rule, seen in self._seen(recent) for text in rule.met(seen)]
 
 
 class AnyOf(_Combined):
@@ -98,6 +112,9 @@ class Rounds(Rule):
         """round ≥ rounds."""
         return recent["round"][-1] >= self.rounds
 
+    def __str__(self) -> str:
+        return f"round ≥ {self.rounds}"
+
 
 @dataclass(frozen=True)
 class Target(Rule):
@@ -124,6 +141,9 @@ class Target(Rule):
         last = recent[self.column][-1]
         return last >= self.value if self.above else last <= self.value
 
+    def __str__(self) -> str:
+        return f"{self.column} {'≥' if self.above else '≤'} {self.value:g}"
+
 
 @dataclass(frozen=True)
 class GradientNorm(Rule):
@@ -138,6 +158,9 @@ class GradientNorm(Rule):
     def fired(self, recent: Mapping[str, Any]) -> Any:
         """‖∇f‖² < tolerance."""
         return recent["gradient"][-1] < self.tolerance
+
+    def __str__(self) -> str:
+        return f"‖∇f‖² < {self.tolerance:g}"
 
 
 @dataclass(frozen=True)
@@ -163,6 +186,9 @@ class Variance(Rule):
         f = self.scale * recent["objective"]
         return jnp.var(f, ddof=1) <= self.tolerance / (1 + jnp.abs(f[-1]))
 
+    def __str__(self) -> str:
+        return f"variance of the last {self.window} objectives ≤ {self.tolerance:g}/(1 + |f|)"
+
 
 @dataclass(frozen=True)
 class Rising(Rule):
@@ -179,6 +205,9 @@ class Rising(Rule):
         f, g = recent["objective"], recent["gradient"]
         return (f[-1] > jnp.max(f[:-1])) & (g[-1] > jnp.max(g[:-1]))
 
+    def __str__(self) -> str:
+        return f"objective and ‖∇f‖² above those of the {self.window - 1} rounds before"
+
 
 @dataclass(frozen=True)
 class Seconds(Rule):
@@ -194,6 +223,9 @@ class Seconds(Rule):
         """elapsed ≥ seconds."""
         return recent["seconds"][-1] >= self.seconds
 
+    def __str__(self) -> str:
+        return f"seconds ≥ {self.seconds:g}"
+
 
 def any_of(*rules: Rule) -> Rule:
     """The rules joined by `|`; one rule is itself."""
@@ -201,10 +233,10 @@ def any_of(*rules: Rule) -> Rule:
 
 
 def first_fired(rule: Rule, columns: Mapping[str, Any]) -> int | None:
-    """The first row of recorded columns at which a rule would have ended the run, or None."""
+    """The first row of recorded columns at which a rule would have ended the run (never row 0), or None."""
     rows = len(next(iter(columns.values())))
     padded = {name: np.concatenate([np.full(rule.window - 1, np.nan), columns[name]]) for name in rule.reads}
-    for t in range(rows):
+    for t in range(1, rows):
         if bool(rule.fired({name: values[t : t + rule.window] for name, values in padded.items()})):
             return t
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,8 @@ class Dataset:
 
     x is a NumPy array, or a SciPy CSR array where most features are 0. y holds class codes 0..K−1, or the regression
     target. `raw` maps column names to their values before coding, features or not, so that a federation can be split
-    by any of them. Pixels stay bytes (uint8). `test` are the rows that the owners of the data set aside for testing:
-    no client is given them.
+    by any of them. `scale` is how the columns were scaled; `split` does it again where it holds rows out. Pixels stay
+    bytes (uint8). `test` are the rows that the owners of the data set aside for testing: no client is given them.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Dataset:
     y: np.ndarray
     schema: Schema
     raw: Mapping[str, np.ndarray] = field(default_factory=dict)
+    scale: str = "none"
     test: Any = ()
 
     def __post_init__(self) -> None:
@@ -75,6 +76,11 @@ class Dataset:
         object.__setattr__(self, "y", y)
         object.__setattr__(self, "test", test)
 
+    def __repr__(self) -> str:
+        kind = f"{len(self.classes)} classes" if self.classes else "regression"
+        sparse = ", sparse" if scipy.sparse.issparse(self.x) else ""
+        return f"Dataset({self.name!r}: {self.rows} rows, {self.features} features, {kind}{sparse})"
+
     @property
     def rows(self) -> int:
         """N."""
@@ -107,7 +113,7 @@ class Dataset:
             index = np.flatnonzero(index)
         index = require_rows(index, self.rows, "rows")
         raw, test = {k: v[index] for k, v in self.raw.items()}, np.flatnonzero(np.isin(index, self.test))
-        return Dataset(self.name, self.x[index], self.y[index], self.schema, raw, test)
+        return Dataset(self.name, self.x[index], self.y[index], self.schema, raw, self.scale, test)
 
     def split(
         self, clients: int | None = None, how: str = "iid", seed: int = 0, holdout: float = 0.0, **options: Any
@@ -115,7 +121,8 @@ class Dataset:
         """Deal the rows to clients; `how` is one of the functions of `fedpact.data.partition`, `options` its own.
 
         iid; cuts; sizes (sizes=); shards (shards=2); imbalanced; dirichlet (alpha=, least=1); column (column=).
-        `holdout` is the fraction of each client's rows that is set aside for testing.
+        `holdout` is the fraction of each client's rows that is set aside for testing; the columns are then scaled
+        by the training rows of all clients together.
         """
         from fedpact.data.federation import split  # a federation holds a dataset: the import runs the other way
 
@@ -177,7 +184,7 @@ def require_rows(index: Any, rows: int, name: str) -> np.ndarray:
 def scaled_dataset(
     name: str,
     columns: Sequence[Column],
-    coded: np.ndarray,
+    coded: Any,
     y: np.ndarray,
     *,
     scale: str,
@@ -192,35 +199,40 @@ def scaled_dataset(
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     if scipy.sparse.issparse(coded):
-        return _sparse_dataset(name, columns, coded, y, scale, target, classes, raw)
-    require_finite(coded, f"x of dataset {name!r}", [column.name for column in columns])
-    shift, divisor = np.zeros(coded.shape[1]), np.ones(coded.shape[1])
-    if scale == "standard" and len(coded):
-        varies = np.ptp(coded, axis=0) > 0  # rounding leaves a constant column a tiny deviation
-        shift, divisor = coded.mean(axis=0), np.where(varies, coded.std(axis=0), 1.0)
-    if scale == "norm":
-        norm = np.linalg.norm(coded, axis=0)
-        divisor = np.where(norm > 0, norm, 1.0)
+        hint = 'Use "norm" or "none": subtracting means would fill the zeros.'
+        require(scale != "standard", "scale", "'norm' or 'none' for sparse features", scale, hint=hint)
+    else:
+        require_finite(coded, f"x of dataset {name!r}", [column.name for column in columns])
+    shift, divisor = _fit(coded, scale)
     schema = Schema(tuple(columns), tuple(divisor.tolist()), tuple(shift.tolist()), target, tuple(classes))
-    return Dataset(name, schema.scaled(coded), y, schema, raw)
+    return Dataset(name, _scaled(coded, shift, divisor), y, schema, raw, scale)
 
 
-def _sparse_dataset(
-    name: str,
-    columns: Sequence[Column],
-    coded: Any,
-    y: np.ndarray,
-    scale: str,
-    target: str,
-    classes: Sequence[str],
-    raw: Mapping[str, np.ndarray],
-) -> Dataset:
-    hint = 'Use "norm" or "none": subtracting means would fill the zeros.'
-    require(scale != "standard", "scale", "'norm' or 'none' for sparse features", scale, hint=hint)
-    divisor = np.ones(coded.shape[1])
+def fitted_on(dataset: Dataset, rows: np.ndarray) -> Dataset:
+    """The dataset with its columns scaled by what these rows say alone: those held out must not decide the features."""
+    if dataset.scale == "none":
+        return dataset
+    shift, divisor = _fit(dataset.x[rows], dataset.scale)
+    old = dataset.schema
+    shifts = np.array(old.shift) + np.array(old.scale) * shift  # of the two scalings, one after the other
+    scales = np.array(old.scale) * divisor
+    schema = replace(old, scale=tuple(scales.tolist()), shift=tuple(shifts.tolist()))
+    return replace(dataset, x=_scaled(dataset.x, shift, divisor), schema=schema)
+
+
+def _fit(x: Any, scale: str) -> tuple[np.ndarray, np.ndarray]:
+    """What to subtract from every column, and what to divide it by."""
+    shift, divisor = np.zeros(x.shape[1]), np.ones(x.shape[1])
+    if scale == "standard" and x.shape[0]:
+        varies = np.ptp(x, axis=0) > 0  # rounding leaves a constant column a tiny deviation
+        shift, divisor = x.mean(axis=0), np.where(varies, x.std(axis=0), 1.0)
     if scale == "norm":
-        norm = scipy.sparse.linalg.norm(coded, axis=0)
+        norm = (scipy.sparse.linalg if scipy.sparse.issparse(x) else np.linalg).norm(x, axis=0)
         divisor = np.where(norm > 0, norm, 1.0)
-    schema = Schema(tuple(columns), tuple(divisor.tolist()), (0.0,) * len(divisor), target, tuple(classes))
-    scaled = (coded.data / divisor[coded.indices], coded.indices, coded.indptr)
-    return Dataset(name, scipy.sparse.csr_array(scaled, shape=coded.shape), y, schema, raw)
+    return shift, divisor
+
+
+def _scaled(x: Any, shift: np.ndarray, divisor: np.ndarray) -> Any:
+    if scipy.sparse.issparse(x):
+        return scipy.sparse.csr_array((x.data / divisor[x.indices], x.indices, x.indptr), shape=x.shape)
+    return (x - shift) / divisor

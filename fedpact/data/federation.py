@@ -13,7 +13,7 @@ import scipy.sparse
 
 from fedpact.core.errors import DataError, is_number, require, unknown
 from fedpact.data import partition
-from fedpact.data.dataset import Dataset, require_rows
+from fedpact.data.dataset import Dataset, fitted_on, require_rows
 from fedpact.data.tables import from_arrays
 
 # What a random number is for: the second word of every seed in fedpact.data.
@@ -53,6 +53,11 @@ class Federation:
             for array in checked:
                 array.flags.writeable = False  # the digest is computed once
             object.__setattr__(self, field, tuple(checked))
+
+    def __repr__(self) -> str:
+        aside = sum(map(len, self.held_out))
+        sizes = f"{self.sizes.min()} to {self.sizes.max()} rows" + (f", {aside} held out in all" if aside else "")
+        return f"Federation({self.dataset.name!r}: {self.clients} clients with {sizes}; {self.description})"
 
     @property
     def clients(self) -> int:
@@ -140,6 +145,7 @@ def split(
     own = np.setdiff1d(np.arange(dataset.rows), dataset.test)  # the dataset's test rows are nobody's
     names, rows = _deal(dataset, own, m, how, np.random.default_rng([seed, PARTITION]), dict(options))
     kept, held_out = zip(*(_set_aside(part, holdout, seed, i) for i, part in enumerate(rows)), strict=True)
+    dataset = fitted_on(dataset, np.concatenate(kept)) if any(map(len, held_out)) else dataset
     shown = ", ".join(f"{k}={v}" for k, v in options.items() if k != "sizes")
     text = f"{how}{f' ({shown})' if shown else ''}, {len(rows)} clients, seed {seed}"
     return Federation(dataset, kept, held_out, names, text + (f", holdout {holdout}" if holdout else ""))

@@ -77,4 +77,4 @@ def _images(name: str, pixels: np.ndarray, labels: np.ndarray, train: int, class
     columns = tuple(Column(f"pixel {i}", "number") for i in range(pixels.shape[1]))
     plain = (1.0,) * len(columns), (0.0,) * len(columns)
     test = np.arange(train, len(labels))
-    return Dataset(name, pixels, labels.astype(np.float64), Schema(columns, *plain, "class", classes), {}, test)
+    return Dataset(name, pixels, labels.astype(np.float64), Schema(columns, *plain, "class", classes), {}, "none", test)

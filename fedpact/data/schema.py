@@ -14,25 +14,38 @@ from fedpact.core.errors import DataError, require, unknown
 
 @dataclass(frozen=True)
 class Column:
-    """One feature: a number, or a category coded 0, 1, … in the (alphabetical) order of `categories`."""
+    """One feature: a number, a category, or whether a category is one of them (1) or not (0).
+
+    A category is coded 0, 1, … in the (alphabetical) order of `categories`. An indicator looks at the column `source`
+    of the file for `category`.
+    """
 
     name: str
-    kind: Literal["number", "category"]
+    kind: Literal["number", "category", "indicator"]
     categories: tuple[str, ...] = ()
+    source: str = ""
+    category: str = ""
+
+    @property
+    def read_from(self) -> str:
+        """The name of the file's column."""
+        return self.source or self.name
 
     def code(self, cells: Sequence[str]) -> np.ndarray:
         """The cells as numbers, not finite where a cell is neither a finite number nor a known category."""
         if self.kind == "number":
             return np.array([_number(cell) for cell in cells], dtype=np.float64)
         codes = {category: float(code) for code, category in enumerate(self.categories)}
+        if self.kind == "indicator":
+            codes = {category: float(category == self.category) for category in self.categories}
         return np.array([codes.get(cell, np.nan) for cell in cells], dtype=np.float64)
 
     def refusal(self, cell: str, place: str, hint: str) -> DataError:
         """The error for a cell that `code` could not read; `hint` is for text among numbers."""
-        what = f"column {self.name!r} ({place})"
+        what = f"column {self.read_from!r} ({place})"
         if cell == "":
             return DataError(f"{what} must be filled in every row, got an empty cell. Fill it or remove the row.")
-        if self.kind == "category":
+        if self.kind != "number":
             return DataError(str(unknown(what, cell, self.categories)))
         missing = cell.lower().lstrip("+-") in ("nan", "inf", "infinity", "na", "n/a", "?", "null", "none")
         return DataError(
@@ -59,9 +72,9 @@ def code_rows(
     """The columns (N, n) before scaling; other columns of the file are ignored."""
     coded = np.empty((len(rows), len(columns)))
     for j, column in enumerate(columns):
-        if column.name not in header:
-            raise unknown(f"column of {where}", column.name, header)
-        k = header.index(column.name)
+        if column.read_from not in header:
+            raise unknown(f"column of {where}", column.read_from, header)
+        k = header.index(column.read_from)
         coded[:, j] = column.code([row[k] for row in rows])
         bad = np.flatnonzero(~np.isfinite(coded[:, j]))
         if bad.size:
@@ -110,7 +123,7 @@ class Schema:
     def from_dict(saved: Mapping[str, Any]) -> Schema:
         """The schema that `to_dict` wrote."""
         try:
-            columns = [Column(c["name"], c["kind"], tuple(c["categories"])) for c in saved["columns"]]
+            columns = [Column(**{**c, "categories": tuple(c["categories"])}) for c in saved["columns"]]
             scale, shift = tuple(map(float, saved["scale"])), tuple(map(float, saved["shift"]))
             return Schema(tuple(columns), scale, shift, saved["target"], tuple(saved["classes"]))
         except (KeyError, TypeError) as error:

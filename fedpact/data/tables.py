@@ -15,6 +15,7 @@ from fedpact.core.errors import DataError, require, unknown
 from fedpact.data.dataset import Dataset, as_numbers, as_sparse, scaled_dataset
 from fedpact.data.schema import Column, code_rows, line_of
 
+CODINGS = ("ordinal", "onehot")
 TASKS = ("auto", "classification", "regression")
 MOST_CLASSES = 20  # with task="auto", numbers with more distinct values are a regression target
 
@@ -70,11 +71,14 @@ def from_csv(
     categorical: str | Sequence[str] = (),
     scale: str = "standard",
     task: str = "auto",
+    coding: str = "ordinal",
 ) -> Dataset:
     """A dataset from a CSV file with a header line.
 
-    Every column but `target` and those in `drop` is a feature: a number, or, if listed in `categorical`, a category
-    coded 0, 1, … in alphabetical order. `scale` is "standard" (mean 0, variance 1), "norm" (2-norm 1) or "none".
+    Every column but `target` and those in `drop` is a feature: a number, or, if listed in `categorical`, a category.
+    coding="ordinal" makes one feature of it, 0, 1, … in alphabetical order; "onehot" a feature for each of its
+    categories, 1 where it is the row's and 0 elsewhere, named `column=category`.
+    `scale` is "standard" (mean 0, variance 1), "norm" (2-norm 1) or "none".
     Under task="auto" a target of numbers with more than 20 distinct values is a regression target, anything else is
     classes, sorted (numbers by value). Dropped columns remain usable in `split(how="column", column=…)`.
     """
@@ -89,12 +93,14 @@ def from_csv(
     require(target not in categorical, "categorical", "columns other than the target", categorical, hint=hint)
     if task not in TASKS:
         raise unknown("task", task, TASKS)
+    if coding not in CODINGS:
+        raise unknown("coding", coding, CODINGS)
 
     columns = []
     cells = dict(zip(header, zip(*rows, strict=True), strict=True))
     for name in header:
         if name in categorical and name not in drop:
-            columns.append(Column(name, "category", tuple(sorted(set(cells[name]) - {""}))))
+            columns += _coded(name, tuple(sorted(set(cells[name]) - {""})), coding)
         elif name != target and name not in drop:
             columns.append(Column(name, "number"))
     require(columns, "drop", "fewer columns, so that a feature is left", drop)
@@ -105,6 +111,12 @@ def from_csv(
     raw = {name: numbers[name] if name in numbers else np.array(cells[name], dtype=object) for name in header}
     name = Path(path).stem
     return scaled_dataset(name, columns, coded, y, scale=scale, target=target, classes=classes, raw=raw)
+
+
+def _coded(name: str, categories: tuple[str, ...], coding: str) -> list[Column]:
+    if coding == "ordinal":
+        return [Column(name, "category", categories)]
+    return [Column(f"{name}={category}", "indicator", categories, name, category) for category in categories]
 
 
 def _target(

@@ -231,9 +231,9 @@ def fig5(study: Study, count: int | None) -> dict[str, Any]:
 
 
 FIGURES = {
-    "fig2": ("objective against rounds (the caption says TCT against k0)", fig2),
-    "fig3": ("CR and TCT against k0", fig3),
-    "table1": ("LCT against k0", table1),
-    "fig4": ("CR and TCT against ρ", fig4),
-    "fig5": ("CR, TCT and SNR against ε", fig5),
+    "fig2": ("objective against rounds (the caption says TCT against k0); 30 runs", fig2),
+    "fig3": ("CR and TCT against k0; 50 cells of 20 trials, 150 timed runs", fig3),
+    "table1": ("LCT against k0; 135 timed runs", table1),
+    "fig4": ("CR and TCT against ρ; 25 cells of 20 trials, 75 timed runs", fig4),
+    "fig5": ("CR, TCT and SNR against ε; 25 cells of 20 trials, 75 timed runs", fig5),
 }

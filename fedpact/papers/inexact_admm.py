@@ -193,8 +193,8 @@ def fig4(study: Study, count: int | None) -> dict[str, Any]:
 
 
 FIGURES = {
-    "fig1": ("objective against rounds", fig1),
-    "fig2": ("CR and computing time against k0", fig2),
-    "fig3": ("CR and computing time against ρ", fig3),
-    "fig4": ("CR and computing time against m", fig4),
+    "fig1": ("objective against rounds; 15 runs for each data set", fig1),
+    "fig2": ("CR and computing time against k0; 25 cells of 20 runs and 25 timed runs for each data set", fig2),
+    "fig3": ("CR and computing time against ρ; 25 cells of 20 runs and 25 timed runs for each data set", fig3),
+    "fig4": ("CR and computing time against m; 25 cells of 20 runs and 25 timed runs for each data set", fig4),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from fedpact.report.metrics import (
@@ -17,7 +18,7 @@ from fedpact.report.metrics import (
 )
 from fedpact.report.page import escape, inline_svg
 from fedpact.report.plots import curves
-from fedpact.report.points import lowest
+from fedpact.report.points import lowest, points
 from fedpact.report.style import render
 from fedpact.report.tables import html_table
 from fedpact.report.view import RunView, columns, labels, measured
@@ -28,17 +29,30 @@ _PLOTS = (
     ("gradient", "round", False, "Squared norm of the mean gradient against rounds", "0 at a stationary point."),
     ("objective", "bytes", True, "Gap to the minimum against bytes sent", "Both directions."),
     ("objective", "gradients", True, "Gap to the minimum against gradient evaluations", "All clients together."),
-    ("accuracy", "round", False, "Accuracy against rounds", ""),
+    ("accuracy", "round", False, "Training accuracy against rounds", "Held-out scores, if any, are below."),
     ("snr", "round", False, "Signal-to-noise ratio of the uploads against rounds", ""),
-    ("penalty", "round", False, "Penalised objective against rounds", ""),
-    ("lagrangian", "round", False, "Augmented Lagrangian against rounds", ""),
+    ("penalty", "round", False, "Penalised objective against rounds", "At the clients' own models; FedEPM lowers it."),
+    (
+        "lagrangian",
+        "round",
+        False,
+        "Augmented Lagrangian against rounds",
+        "At the clients' own models; ADMM lowers it.",
+    ),
     ("lyapunov", "round", False, "Lyapunov value against rounds", "Falls in every round where the theorems apply."),
     ("primal_residual", "round", False, "Primal residual against rounds", "Distance of the clients' models from w."),
     ("dual_residual", "round", False, "Dual residual against rounds", "How far w moved, in units of the multipliers."),
     ("dual_sum", "round", False, "Norm of the sum of the multipliers against rounds", "0 at a solution."),
     ("stationarity", "round", False, "Residual of the clients' subproblems against rounds", "0 where all are solved."),
-    ("violations", "round", False, "Share of local steps that break (3.5) against rounds", ""),
+    ("violations", "round", False, "Local steps solved too coarsely", "Share that misses (3.5); the theorems need 0."),
 )
+# Columns that few readers look for: heading, detail
+_OTHERS = {
+    "descent": ("Descent function of FedEPM against rounds", "Without noise it falls from round to round."),
+    "epsilon": ("Accuracy asked of the clients' solves", "The largest ε_i; it shrinks. It is no privacy budget."),
+    "noise_scale": ("Scale of the noise on the uploads", "The largest of all clients' last uploads."),
+    "spread": ("Distance of the uploads from the model", "Mean of the squares; 0 where all clients agree."),
+}
 _BOOKKEEPING = ("round", "participants", "bytes", "bytes_up", "bytes_down", "gradients", "local_seconds", "seconds")
 
 
@@ -71,12 +85,15 @@ def plots_section(
     gallery: Gallery, runs: Sequence[RunView], figures: Mapping[str, Figure], minimum: float | None = None
 ) -> str:
     """Every plot that these runs can fill, then the caller's `figures`, then the columns that only algorithms know."""
-    reference = (lowest(runs) if runs else 0.0) if minimum is None else minimum
+    several = len(runs) > 1  # one run's own best says nothing about the minimum
+    reference = (lowest(runs) if several else None) if minimum is None else minimum
     whose = "the lowest objective of these runs" if minimum is None else "the least objective"
 
     def plot(y: str, x: str, gap: bool, heading: str, detail: str) -> str:
-        if not any(measured(run, x, y) for run in runs):
+        if not any(measured(run, x, y) for run in runs) or (gap and reference is None):
             return ""
+        if y == "noise_scale" and not any(np.any(points(run, x, y)[1]) for run in runs):
+            return ""  # there was no noise
         if gap:
             detail += f" The minimum is {whose}, {reference:.10g}; a run that reaches it leaves the logarithmic scale."
         detail += _not_measured(runs, x, y)
@@ -88,7 +105,8 @@ def plots_section(
     text += "\n".join(gallery.add(figure, caption, caption, wide=True) for caption, figure in figures.items())
     shown = {one[0] for one in _PLOTS} | set(_BOOKKEEPING)
     others = [name for name in dict.fromkeys(c for run in runs for c in columns(run)) if name not in shown]
-    rest = _grid(plot(name, "round", False, f"{_capital(name)} against rounds", "") for name in others)
+    words = {name: _OTHERS.get(name, (f"{_capital(name)} against rounds", "")) for name in others}
+    rest = _grid(plot(name, "round", False, *text) for name, text in words.items())
     return text + (f"\n<details><summary>Other measured quantities</summary>\n{rest}</details>" if rest else "")
 
 

@@ -20,7 +20,9 @@ from fedpact.report.view import RunView, labels
 
 Claim = tuple[str, bool | None, str]  # what is claimed, whether it holds (None: not tested), and the detail
 
-_HEADINGS = {"gradient": "‖∇f‖²", "gradients": "gradient evaluations", "snr": "SNR"}
+MOST_COEFFICIENTS = 20
+
+_HEADINGS = {"accuracy": "training accuracy", "gradient": "‖∇f‖²", "gradients": "gradient evaluations", "snr": "SNR"}
 _VERDICTS = {True: ("holds", "✓ holds"), False: ("fails", "✗ does not hold"), None: ("open", "– not tested")}
 
 
@@ -38,8 +40,8 @@ def write_report(
     """Write folder/report.html and folder/plots/*.svg, *.png; returns the path of report.html.
 
     `figures` are more plots by caption and `extra_tables` more tables by heading. `minimum` is the least objective, if
-    it is known; otherwise gaps are to the lowest objective that any of the runs reached. The same runs give the same
-    bytes. All files are written or none: a folder that cannot be written raises `OutputError`.
+    it is known; otherwise gaps are to the lowest objective that any of several runs reached. The same runs give the
+    same bytes. All files are written or none: a folder that cannot be written raises `OutputError`.
     """
     given = len(runs) > 0 or bool(figures) or bool(extra_tables)
     require(given, "runs", "at least one finished run where there are no figures or tables", list(runs))
@@ -49,6 +51,7 @@ def write_report(
         ("checks", "Claims", _checks(checks or ())),
         ("plots", "Plots", plots_section(gallery, runs, figures or {}, minimum)),
         ("metrics", "Held-out data", metrics_section(gallery, runs)),
+        ("coefficients", "Coefficients", _coefficients(runs)),
         ("settings", "Settings", "\n".join(_settings(runs))),
         ("environment", "Environment", _environment()),
     ]
@@ -99,6 +102,26 @@ def _checks(checks: Sequence[Claim]) -> str:
     counts = ((True, "Hold"), (False, "Do not hold"), (None, "Not tested"))
     total = ". ".join(f"{words}: {verdicts.count(kind)}" for kind, words in counts if kind in verdicts)
     return f'<p class="note">{total}.</p>\n<ul class="checks">\n' + "\n".join(items) + "\n</ul>"
+
+
+def _coefficients(runs: Sequence[RunView]) -> str:
+    """The largest coefficients of linear models, by feature."""
+    found: dict[str, dict[str, Any]] = {}
+    tables = [(label, getattr(run, "coefficients", ())) for label, run in zip(labels(runs), runs, strict=True)]
+    for label, rows in tables:
+        for row in rows:
+            found.setdefault(row["feature"], {})[label if len(runs) > 1 else "coefficient"] = row["coefficient"]
+    if not found:
+        return ""
+    order = sorted(found, key=lambda name: -max(map(abs, found[name].values())))[:MOST_COEFFICIENTS]
+    shown: list[dict[str, Any]] = [{"feature": name, **found[name]} for name in order]
+    if len(runs) == 1:
+        unit = {row["feature"]: row["per_unit"] for row in tables[0][1]}
+        shown = [{**row, "per unit of its column": unit[row["feature"]]} for row in shown]
+    note = "Of the features as scaled for training, so that they compare."
+    if len(found) > len(order):
+        note += f" The {len(order)} largest of {len(found)}; all are in result.json of the run's folder."
+    return f'<p class="note">{note}</p>\n{html_table(shown, label="Coefficients")}'
 
 
 def _settings(runs: Sequence[RunView]) -> Iterator[str]:

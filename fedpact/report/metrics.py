@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from fedpact.report.plots import boxes
 from fedpact.report.style import HEIGHT, add_legend, line_style, sheet, slot, theme
+from fedpact.report.tables import text_table
 from fedpact.report.view import RunView, held_out, labels
 
 MOST_CLIENTS = 20  # in a table; above, the spread over the clients is shown instead
@@ -98,6 +99,22 @@ def _many(runs: Sequence[RunView]) -> list[tuple[str, str, Sequence[Mapping[str,
 
 def _finite(value: Any) -> bool:
     return isinstance(value, (int, float, np.number)) and bool(np.isfinite(value))
+
+
+def summary_table(runs: Sequence[RunView]) -> str:
+    """The runs' summaries as text; the accuracy among them is that of the training rows."""
+    rows = [{"run": run.name, **run.summary} for run in runs]
+    headings = {key: "training accuracy" if key == "accuracy" else key.replace("_", " ") for row in rows for key in row}
+    return text_table(rows, headings)
+
+
+def held_out_text(run: RunView) -> str:
+    """The held-out metrics of a run as text: pooled, then client by client, or their spread over many clients."""
+    pooled = [{"name": "all together", **held_out(run)["pooled"]}]
+    rows = [row for table in client_rows([run]).values() for row in table]
+    text = text_table([*pooled, *rows], metric_headings(pooled))
+    spread = [{key: value for key, value in row.items() if key != "run"} for row in spread_rows([run])]
+    return text + (f"\n\nover the clients\n{text_table(spread)}" if spread else "")
 
 
 def calibration_figure(runs: Sequence[RunView]) -> Figure | None:

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedpact.core.errors import require, require_positive_int
-from fedpact.report.points import points, spans, thin, unit
+from fedpact.report.points import SHARES, loggable, points, spans, thin, unit
 from fedpact.report.style import add_legend, colour, line_style, plain, save, sheet, slot, theme, use_log
 from fedpact.report.tables import format_value
 from fedpact.report.view import RunView, labels, require_column
@@ -44,9 +44,10 @@ def curves(
 ) -> Figure:
     """Column `y` against column `x`, one line per run; with `minimum`, the gap y − minimum.
 
-    `x="bytes"` counts both directions. 'auto' takes a logarithmic y for a gap or for values that span a factor of 50,
-    and a logarithmic x when the runs end a factor of 30 apart. A run without these columns has no line; that no run has
-    one is an `UnknownName`. Rounds that were not measured are skipped; so are values that a logarithm cannot show.
+    `x="bytes"` counts both directions. 'auto' takes a logarithmic y for a gap or for values that span a factor of 50
+    (zeros apart), and a logarithmic x when the runs end a factor of 30 apart. A run without these columns has no line;
+    that no run has one is an `UnknownName`. Rounds that were not measured are skipped; so are values that a logarithm
+    cannot show, and a start that is 0 but for rounding.
     """
     require(len(runs) > 0, "runs", "at least one finished run", list(runs))
     for name in (x, y):
@@ -56,14 +57,19 @@ def curves(
         lines = {label: points(run, x, y, minimum) for label, run in zip(labels(runs), runs, strict=True)}
         every_x, every_y = (np.concatenate([line[k] for line in lines.values()]) for k in (0, 1))
         ends = np.array([line[0][-1] for line in lines.values() if len(line[0])])
-        log_y = (minimum is not None or (y != "accuracy" and spans(every_y, 50))) if logy == "auto" else logy
+        wide = (
+            y not in SHARES
+            and every_y.min(initial=0) >= 0
+            and spans(np.concatenate([ys[loggable(ys)] for _, ys in lines.values()]), 50)
+        )
+        log_y = (minimum is not None or wide) if logy == "auto" else logy
         log_x = (x != "round" and spans(ends, 30)) if logx == "auto" else logx
         x_factor, x_label = unit(x, every_x)
         y_factor, y_label = unit(y, every_y)
         drawn = 0
         for label, (xs, ys) in lines.items():
             slot(axes, label)  # a run without a line keeps its place, so that colours agree between plots
-            shown = ((xs > 0) if log_x else True) & ((ys > 0) if log_y else np.full(len(ys), True))
+            shown = ((xs > 0) if log_x else True) & (loggable(ys) if log_y else np.full(len(ys), True))
             xs, ys = thin(xs[shown] / x_factor, ys[shown] / y_factor)
             if len(xs):
                 axes.plot(xs, ys, **line_style(axes, label, np.log(xs) if log_x else xs))

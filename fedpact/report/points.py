@@ -10,14 +10,18 @@ from fedpact.report.view import RunView, measured, values
 
 # What a reader calls a column; any other is shown by its own name.
 AXIS_LABELS = {
+    "accuracy": "training accuracy",
     "bytes": "sent up and down",
     "bytes_down": "sent down",
     "bytes_up": "sent up",
+    "epsilon": "accuracy asked for, largest ε_i",
     "gradient": "squared gradient norm ‖∇f‖²",
     "gradients": "gradient evaluations",
     "local_seconds": "seconds of client work",
     "snr": "signal-to-noise ratio",
+    "violations": "share of local steps",
 }
+SHARES = ("accuracy", "violations")  # of 1: shown on a linear axis
 
 MOST_POINTS = 1200  # of one line: more cannot be seen, and a report of long runs must stay small
 
@@ -31,6 +35,14 @@ def points(run: RunView, x: str, y: str, minimum: float | None = None) -> tuple[
     xs, ys = values(run, x), values(run, y) - (minimum or 0.0)
     both = np.isfinite(xs) & np.isfinite(ys)
     return xs[both], ys[both]
+
+
+def loggable(ys: np.ndarray) -> np.ndarray:
+    """Which points of a line a logarithmic axis shows: those above 0, without a start that is 0 but for rounding."""
+    shown = ys > 0
+    if len(ys) > 1 and shown[1:].any():
+        shown[0] &= ys[0] > 1e-6 * ys[1:][shown[1:]].min()
+    return shown
 
 
 def spans(numbers: np.ndarray, factor: float) -> bool:

@@ -26,7 +26,11 @@ class HistoryView(Protocol):
 
 
 class RunView(Protocol):
-    """A finished run. It may also have `metrics`, a dict of held-out metrics or None (see `held_out`)."""
+    """A finished run.
+
+    It may also have `metrics`, a dict of held-out metrics or None (see `held_out`), and `coefficients`, rows of
+    `feature`, `coefficient` and `per_unit`.
+    """
 
     @property
     def name(self) -> str:

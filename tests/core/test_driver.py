@@ -63,6 +63,7 @@ def test_a_rule_ends_the_run_in_the_round_it_is_met():
     """w after rounds 0..5 is 0, 2.5, 5.5, 5.5, 17.5, …: f = 1.5 + w first reaches 6 in round 2."""
     _, end = run_toy(stop=Target("objective", 6.0, above=True))
     assert end.outcome is Outcome.STOPPED
+    assert end.where == "round 2, objective ≥ 6"
     assert end.history.rounds == 2
     assert len(end.history) == 3
     assert float(end.model.tree["w"][0]) == followed(COHORTS)[2]["w"]
@@ -78,10 +79,18 @@ def test_never_is_a_target_that_is_not_met(engine):
         np.testing.assert_array_equal(a[name], b[name])
 
 
-def test_a_rule_that_is_met_at_the_start_runs_nothing():
-    _, end = run_toy(stop=Target("objective", 1.5))
+@engines
+@pytest.mark.parametrize(("every", "last"), [(1, 1), (2, 2)])
+def test_a_rule_that_is_met_at_the_start_ends_the_first_measured_round(engine, every, last):
+    """Row 0 has f = 1.5 and stops nothing, nor do rounds between measurements, whose last measured row is row 0."""
+    _, end = run_toy(engine=engine, evaluate_every=every, stop=Target("objective", 1.5, above=True))
     assert end.outcome is Outcome.STOPPED
-    assert end.history.rounds == 0
+    assert end.history.rounds == last
+
+
+def test_row_0_alone_does_not_meet_a_rule():
+    """f = 1.5 at the start and more from round 1 on."""
+    assert run_toy(stop=Target("objective", 1.5))[1].outcome is Outcome.ROUNDS
 
 
 def test_a_window_counts_from_the_start():

@@ -30,4 +30,15 @@ def test_a_target_on_a_count_that_only_the_host_keeps_is_refused():
 
 def test_a_target_on_accuracy():
     out = run(fp.stop.Target("accuracy", 0.0, above=True))
-    assert out.history.rounds == 0
+    assert out.history.rounds == 1
+
+
+def test_residuals_that_are_0_before_the_first_round_stop_nothing_there():
+    """Inexact ADMM starts in consensus: the rule waits for a round, in a run and in trials."""
+    federation = fp.data.breast_cancer().split(clients=4, seed=0)
+    rule = fp.stop.Target("primal_residual", 1e9)
+    setup = (fp.InexactADMM(), fp.Logistic(l2=1e-2), federation)
+    alone = fp.run(*setup, rounds=5, stop=rule)
+    assert alone.history.column("primal_residual")[0] == 0
+    assert alone.history.rounds == 1
+    assert [one.history.rounds for one in fp.trials(*setup, [0, 1], rounds=5, stop=rule)] == [1, 1]

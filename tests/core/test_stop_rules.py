@@ -112,6 +112,22 @@ def test_the_first_row_of_a_record_at_which_a_rule_fires():
     assert first_fired(GradientNorm(1.5) & Target("objective", 2.0), columns) == 3
     assert first_fired(Target("objective", 0.5), columns) is None
     assert first_fired(Variance(1e9, window=4), columns) == 3
+    assert first_fired(Target("objective", 5.0), columns) == 1  # row 0 is before the first round
+
+
+def test_the_rules_that_fired_say_so():
+    now = recent(objective=[3.0, 2.0, 1.0], gradient=[1.0, 1.0, 0.5], round=[1, 2, 3], seconds=[0, 0, 9])
+    low, flat, late = Target("objective", 1.0), Variance(1e-9, window=3), Seconds(5.0)
+    assert (flat | low).met(now) == ["objective ≤ 1"]
+    assert (flat | (low & late)).met(now) == ["objective ≤ 1", "seconds ≥ 5"]
+    assert ((flat & low) | GradientNorm(0.1) | Rising(window=2)).met(now) == []
+    assert [str(rule) for rule in (Rounds(3), GradientNorm(), Target("accuracy", 0.9, above=True), flat, Rising())] == [
+        "round ≥ 3",
+        "‖∇f‖² < 1e-06",
+        "accuracy ≥ 0.9",
+        "variance of the last 3 objectives ≤ 1e-09/(1 + |f|)",
+        "objective and ‖∇f‖² above those of the 3 rounds before",
+    ]
 
 
 def test_equal_objectives_have_no_variance():

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import scipy.sparse
 
 from fedpact.core.errors import DataError, InvalidArgument
 from fedpact.data import Federation, from_arrays, synthetic
@@ -177,3 +178,19 @@ def test_changing_ones_own_array_does_not_change_the_federation():
     federation, data = Federation.from_arrays([(x, [0, 1, 0])]), from_arrays(x, [0, 1, 0])
     x[0, 0] = 5
     assert federation.client(0)[0][0, 0] == data.x[0, 0] == data.raw["x0"][0] == 1
+
+
+@pytest.mark.parametrize(("scale", "sparse"), [("standard", False), ("norm", False), ("norm", True)])
+def test_rows_held_out_do_not_decide_the_scaling(scale, sparse):
+    """The statistics are those of the training rows, worked out here from the raw numbers."""
+    x = np.random.default_rng(3).lognormal(size=(40, 3)) * [1, 100, 0.01]
+    dataset = from_arrays(scipy.sparse.csr_array(x) if sparse else x, np.arange(40) % 2, scale=scale)
+    federation = dataset.split(clients=4, holdout=0.25, seed=1)
+    kept = x[np.concatenate(federation.rows)]
+    shift, divisor = (kept.mean(0), kept.std(0)) if scale == "standard" else (0, np.sqrt((kept**2).sum(0)))
+    found = federation.dataset.x.toarray() if sparse else federation.dataset.x
+    np.testing.assert_allclose(found, (x - shift) / divisor, rtol=1e-10, atol=1e-12)
+    schema = federation.dataset.schema
+    np.testing.assert_allclose(schema.scaled(x), found, rtol=1e-10, atol=1e-12)
+    assert dataset.split(clients=4, seed=1).dataset is dataset, "nothing is held out: nothing changes"
+    assert dataset.take(range(30)).scale == scale

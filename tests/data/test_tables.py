@@ -1,10 +1,11 @@
 import csv
+import json
 
 import numpy as np
 import pytest
 
 from fedpact.core.errors import DataError, InvalidArgument, UnknownName
-from fedpact.data import from_arrays, from_csv
+from fedpact.data import Schema, from_arrays, from_csv
 from fedpact.data.tables import read_rows
 
 PEOPLE = "age,sex,site,sick\n30,m,A,no\n50, f ,B,yes\n40,f,A,no\n\n"
@@ -66,6 +67,25 @@ def test_unseen_category_at_prediction(csv_file):
     new = csv_file("age,sex\n33,f\n34,x\n", "new.csv")
     with pytest.raises(DataError, match=r"column 'sex' \(.*new\.csv, line 3\) must be one of f, m, got 'x'\."):
         schema.encode(*read_rows(new), str(new))
+
+
+def test_one_feature_per_category(csv_file):
+    text = "age,sex,ward,sick\n30,m,b,no\n50,f,c,yes\n40,f,a,no\n"
+    dataset = from_csv(csv_file(text), "sick", categorical=["sex", "ward"], scale="none", coding="onehot")
+    assert [column.name for column in dataset.schema.columns] == ["age", "sex=f", "sex=m", "ward=a", "ward=b", "ward=c"]
+    assert dataset.x.tolist() == [[30, 0, 1, 0, 1, 0], [50, 1, 0, 0, 0, 1], [40, 1, 0, 1, 0, 0]]
+    assert dataset.raw["ward"].tolist() == ["b", "c", "a"]
+    again = Schema.from_dict(json.loads(json.dumps(dataset.schema.to_dict())))
+    assert again == dataset.schema
+    assert again.encode(["ward", "sex", "age"], [["a", "f", "7"]], "new").tolist() == [[7, 1, 0, 1, 0, 0]]
+    with pytest.raises(DataError, match=r"column 'ward' \(new, line 2\) must be one of a, b, c, got 'd'\."):
+        again.encode(["ward", "sex", "age"], [["d", "f", "7"]], "new")
+    with pytest.raises(UnknownName, match=r"column of new must be one of age, sex, got 'ward'\."):
+        again.encode(["sex", "age"], [["f", "7"]], "new")
+    with pytest.raises(UnknownName, match=r"coding must be one of onehot, ordinal, got 'hot'\."):
+        from_csv(csv_file(text), "sick", categorical=["sex"], coding="hot")
+    with pytest.raises(InvalidArgument, match=r"column names must be distinct, got \['sex=f'\]"):
+        from_csv(csv_file("sex,sex=f,sick\nf,1,0\nm,2,1\n"), "sick", categorical="sex", coding="onehot")
 
 
 def test_numbers_survive_the_round_trip(tmp_path):

@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 import fedpact as fp
 from fedpact.core.errors import InvalidArgument
 from fedpact.problems import LeastSquares, Logistic, optimum
+from fedpact.problems.optimum import least
 
 SIZES = (4, 11, 7, 25)
 each = pytest.mark.parametrize("problem", KINDS, ids=label)
@@ -84,3 +85,12 @@ def test_least_squares_agrees_with_the_normal_equations(problem):
 def test_other_problems_are_refused():
     with pytest.raises(InvalidArgument, match=r"^problem must be Logistic or LeastSquares, got int\.$"):
         optimum(3, None)
+
+
+def test_the_minimum_for_reports_is_given_only_where_it_is_quickly_found():
+    problem = Logistic(l2=1e-2)
+    fed = federation(problem)
+    assert least(problem, fed) == optimum(problem, fed).value
+    assert least(fp.NonconvexLogistic(), fed) is None
+    wide = fp.data.from_arrays(np.zeros((2, 9000)), [0, 1], classes=["0", "1"]).split(clients=1)
+    assert least(problem, wide) is None, "too many features for a quick Newton step"

@@ -153,8 +153,29 @@ def test_the_gap_is_to_the_lowest_objective_or_to_the_one_given(tmp_path):
     run = make_run("one", 0.1, rounds=3)
     objective = np.array([1.5, 1.25, 1.125, 1.0625])
     run.history.data = {"round": np.arange(4.0), "objective": objective, "gradients": np.arange(4.0)}
-    assert "lowest objective of these runs, 1.0625" in write_report([run], tmp_path / "a", "t").read_text("utf-8")
+    other = make_run("other", 0.1, rounds=3)
+    other.history.data = run.history.data | {"objective": objective + 1}
+    two = write_report([run, other], tmp_path / "a", "t").read_text("utf-8")
+    assert "lowest objective of these runs, 1.0625" in two
     assert "the least objective, 1;" in write_report([run], tmp_path / "b", "t", minimum=1.0).read_text("utf-8")
+    alone = write_report([run], tmp_path / "c", "t").read_text("utf-8")
+    assert "Gap to the minimum" not in alone, "a run's own best says nothing about the minimum"
+
+
+def test_columns_are_explained_in_words_and_noise_that_was_not_added_is_left_out(tmp_path):
+    columns = {name: np.linspace(1, 2, 5) for name in ("violations", "epsilon", "descent", "spread")}
+    run = make_run("one", 0.1, rounds=4, noise_scale=np.array([np.nan, 0, 0, 0, 0]), **columns)
+    page = Page(write_report([run], tmp_path / "a", "t").read_text(encoding="utf-8"))
+    for words in (
+        "Local steps solved too coarsely",
+        "no privacy budget",
+        "falls from round to round",
+        "all clients agree",
+    ):
+        assert words in page.text
+    assert "Scale of the noise" not in page.text
+    run.history.data["noise_scale"][2] = 0.1
+    assert "Scale of the noise" in write_report([run], tmp_path / "b", "t").read_text(encoding="utf-8")
 
 
 def test_a_run_with_hardly_anything(tmp_path):
@@ -212,3 +233,18 @@ def test_a_browser_lays_it_out_without_sideways_scrolling(report, tmp_path):
     command = ["chromium", *flags.split(), "--dump-dom", f"file://{tmp_path / 'probe.html'}"]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert int(re.search(r"<title>width (\d+)</title>", dom)[1]) == 400
+
+
+def test_the_largest_coefficients_are_listed_by_name(tmp_path):
+    """Of 25 features the 20 largest in size; one run has them per unit too, several side by side."""
+    rows = [{"feature": f"f{k}", "coefficient": (-1) ** k * float(k), "per_unit": 10.0 * k} for k in range(25)]
+    one, two = make_run("one", 0.1, rounds=2), make_run("two", 0.1, rounds=2)
+    one.coefficients, two.coefficients = rows, rows[:24]
+    alone = Page(write_report([one], tmp_path / "a", "t").read_text(encoding="utf-8")).text
+    assert "feature coefficient per unit of its column f24 24 240 f23 -23 230" in alone
+    assert "The 20 largest of 25" in alone
+    assert "f5 -5 50" in alone
+    assert "f4 4 40" not in alone
+    both = Page(write_report([one, two], tmp_path / "b", "t").read_text(encoding="utf-8")).text
+    assert "feature one two f24 24 – f23 -23 -23" in both
+    assert "Coefficients" not in Page(write_report([make_run("x", 0.1)], tmp_path / "c", "t").read_text("utf-8")).text

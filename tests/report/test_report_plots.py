@@ -81,6 +81,23 @@ def test_the_scale_is_logarithmic_where_it_helps(runs):
     assert curves([few, many], "objective", "gradients").axes[0].get_xscale() == "log"
 
 
+@pytest.mark.parametrize("start", [0.0, 1e-18])
+def test_a_start_of_0_neither_prevents_nor_stretches_a_logarithmic_axis(start):
+    """Residuals are 0 at the start, or 0 but for rounding."""
+    run = make_run("one", 0.1, rounds=4, residual=np.array([start, 1.0, 1e-2, 1e-4, 0.0]))
+    axes = curves([run], "residual").axes[0]
+    assert axes.get_yscale() == "log"
+    assert axes.lines[0].get_xdata().tolist() == [1, 2, 3]
+    assert axes.get_ylim()[0] > 1e-6
+    below = make_run("two", 0.1, rounds=4, residual=np.array([start, 1.0, -1e-2, 1e-4, 5.0]))
+    assert curves([below], "residual").axes[0].get_yscale() == "linear"
+
+
+def test_shares_are_linear():
+    run = make_run("one", 0.1, rounds=2, violations=np.array([0.0, 0.9, 0.001]))
+    assert curves([run], "violations").axes[0].get_yscale() == "linear"
+
+
 def test_the_gap_is_to_the_minimum_and_bytes_are_both_directions():
     run = make_run("one", 0.1, rounds=3)
     run.history.data |= {"bytes_up": np.array([0, 1e6, 2e6, 3e6]), "bytes_down": np.array([0, 2e6, 4e6, 6e6])}
