@@ -25,7 +25,7 @@ import numpy as np
 from fedpact.core.contract import Batch
 from fedpact.core.errors import DataError, InvalidArgument, is_number, require, require_flags, require_positive_int
 from fedpact.core.vector import Vector
-from fedpact.problems.layers import convolve, dense, pool
+from fedpact.problems.layers import block, dense
 
 
 class Classifier:
@@ -143,9 +143,8 @@ def _cnn_init(key: Any, colours: int, side: int, hidden: int, classes: int) -> d
 
 
 def _cnn_apply(tree: Any, images: Any, relu: bool) -> Any:
-    active = jax.nn.relu if relu else lambda a: a
-    a = pool(active(convolve(images, tree["conv1"])))
-    a = pool(active(convolve(a, tree["conv2"])))
+    a = block(images, tree["conv1"], relu, first=True)
+    a = block(a, tree["conv2"], relu)
     a = jax.nn.relu(dense(a.reshape(a.shape[0], -1), tree["hidden"]))
     return dense(a, tree["output"])
 
