@@ -25,7 +25,7 @@ from fedpact.core.stop import Outcome
 from fedpact.run import Run, run
 
 FACTOR = 3
-LARGER_IS_BETTER = ("accuracy", "auc", "r_squared", "snr")
+LARGER_IS_BETTER = ("accuracy", "test_accuracy", "auc", "r_squared", "snr")
 METHODS = ("grid", "halving")
 
 

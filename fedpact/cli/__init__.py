@@ -110,6 +110,8 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("figure", nargs="?", help="figure or table")
     sub.add_argument("--trials", type=int, help="seeded trials (default: the experiment's own)")
     sub.add_argument("--out", help="folder (default: out/PAPER/FIGURE)")
+    sub.add_argument("--cell", action="append", help="of fedadmm: fill this cell, such as mnist-100-iid (repeatable)")
+    sub.add_argument("--hours", type=float, help="of fedadmm: begin no run after so many hours; 0 draws what is there")
     _json(sub)
 
     sub = add("verify", verify, "Replay a recorded trajectory: 'verify golden FILE'; exits 1 where it differs.")

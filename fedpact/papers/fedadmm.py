@@ -1,0 +1,318 @@
+"""Tables III to V and Figures 3 to 10 of the FedADMM paper: Y. Gong, Y. Li and N. M. Freris, ICDE 2022.
+
+The runs are those of fedadmm_cells.py. Where the text of the paper leaves a choice open (which data set a panel has, E
+and B of Figures 6 to 9) the choice is in the lead of the report.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from fedpact.core.history import History
+from fedpact.papers.claims import Claim
+from fedpact.papers.fedadmm_cells import (
+    Cell,
+    Entry,
+    Results,
+    admm,
+    available,
+    baselines,
+    estimate,
+    fill,
+    limit,
+    named,
+)
+from fedpact.papers.study import Study
+from fedpact.report import curves, panels
+
+LEAD = (
+    "Rounds to the target on the test set, 10 % of the clients a round. FedADMM: the released code's start and message "
+    "(start=global, message=double), momentum 0.5, ReLU, plain cross-entropy, ρ=0.01, η=1. Learning rates are the best "
+    "of {0.01, 0.1, 0.2, 0.5} by successive halving (5 rounds, seed 0, test accuracy), for FedADMM too unless a rate is "
+    "given; FedProx's ρ of {0.001, 0.01, 0.1, 1}. Baselines: one seed, up to three times FedADMM's rounds."
+)
+#: Table III as printed: rounds of FedSGD, FedADMM, FedAvg, FedProx, SCAFFOLD (101: "100+").
+PRINTED = {
+    "mnist-100-iid": (297, 10, 19, 29, 27),
+    "mnist-100-noniid": (250, 33, 77, 101, 76),
+    "mnist-1000-iid": (201, 8, 61, 78, 61),
+    "mnist-1000-noniid": (269, 13, 73, 101, 84),
+    "fmnist-1000-iid": (390, 3, 10, 14, 12),
+    "fmnist-1000-noniid": (530, 7, 33, 61, 40),
+    "cifar-1000-iid": (186, 7, 24, 32, 37),
+    "cifar-1000-noniid": (202, 9, 50, 68, 101),
+}
+ORDER = ("FedSGD", "FedADMM", "FedAvg", "FedProx", "SCAFFOLD")
+
+
+def cell_of(name: str) -> Cell:
+    """mnist-100-iid as a cell."""
+    dataset, clients, split = name.split("-")
+    return Cell(dataset, int(clients), split)
+
+
+def _local_work(cell: Cell) -> tuple[int, int | None]:
+    """E and B of Table III."""
+    if cell.clients == 100:
+        return 5, 200
+    return 20, None if cell.split == "iid" else 10
+
+
+def _table3_entries() -> list[Entry]:
+    entries = []
+    for name in PRINTED:
+        cell = cell_of(name)
+        epochs, batch = _local_work(cell)
+        mine = admm(cell, epochs, batch, seeds=3)
+        printed = admm(cell, epochs, batch, preset="printed").settings
+        entries += [mine, Entry(cell, "FedADMM as printed", printed, tuned=True, after=mine)]
+        entries += baselines(cell, epochs, batch, mine)
+    return entries
+
+
+def table3(study: Study, cells: list[str] | None, hours: float) -> dict[str, Any]:
+    """Rounds to the target accuracy, all algorithms."""
+    results, entries = _filled(study, named(cells, _table3_entries()), hours)
+    rows = [_row(results, entry, PRINTED[entry.cell.name]) for entry in entries]
+    claims = [claim for name in dict.fromkeys(e.cell.name for e in entries) for claim in _best(results, entries, name)]
+    return study.finish("FedADMM, Table III", LEAD, claims, _paths(study, results, entries), {"Rounds": rows})
+
+
+def _best(results: Results, entries: Sequence[Entry], name: str) -> list[Claim]:
+    """FedADMM needs the fewest rounds, and no more than the paper says."""
+    mine = [e for e in entries if e.cell.name == name]
+    rounds = {e.label: _rounds(results, e) for e in mine}
+    own = rounds["FedADMM"]
+    if own is None:
+        return [(f"{name}: FedADMM needs the fewest rounds", None, "not run")]
+    printed = PRINTED[name][1]
+    claims: list[Claim] = [(f"{name}: FedADMM needs at most {printed} rounds, as printed", own <= printed, f"{own:.3g}")]
+    others = {label: t for label, t in rounds.items() if not label.startswith("FedADMM") and t is not None}
+    told = ", ".join(f"{label} {_shown(t)}" for label, t in others.items()) or "baselines not run"
+    claims.append((f"{name}: … fewer than every baseline", all(own < t for t in others.values()) if others else None, told))
+    return claims
+
+
+def _rounds(results: Results, entry: Entry) -> float | None:
+    """Mean rounds over the seeds; infinite where one did not get there, None where none was run."""
+    found = results.find(entry)
+    if not found:
+        return None
+    return float(np.mean([math.inf if row.reached is None else row.reached for row in found]))
+
+
+def _shown(rounds: float | None, most: int = 0) -> Any:
+    if rounds is None:
+        return "not run"
+    return (f"> {most}" if most else "not reached") if math.isinf(rounds) else float(rounds)
+
+
+def _row(results: Results, entry: Entry, printed: Sequence[int] | None = None) -> dict[str, Any]:
+    found = results.find(entry)
+    most = max((row.most for row in found), default=limit(results, entry))
+    row: dict[str, Any] = {"cell": entry.cell.name, "algorithm": entry.label}
+    row["rounds"] = _shown(_rounds(results, entry), most)
+    if printed is not None:
+        place = ORDER.index(entry.label) if entry.label in ORDER else None
+        row["printed"] = "" if place is None else "100+" if printed[place] > 100 and place > 1 else printed[place]
+    row["seeds"] = len(found)
+    row["best accuracy"] = max((max(r.accuracies) for r in found), default=float("nan"))
+    row["rate"] = ", ".join(sorted({str(r.settings.get("rate", r.settings.get("step"))) for r in found}))
+    row["hours"] = sum(r.hours for r in found) if found else float("nan")
+    left = estimate(results, entry)
+    absent = "" if available(entry.cell.dataset) else "data absent"
+    row["to do"] = absent or (f"{left:.1f} h" if left > 0 and len(found) < entry.seeds else "")
+    return row
+
+
+def _filled(study: Study, entries: list[Entry], hours: float) -> tuple[Results, list[Entry]]:
+    results = Results(study.path.parent / "results.csv", study.source)
+    fill(study, results, entries, time.time() + 3600 * hours)
+    return results, entries
+
+
+def _paths(study: Study, results: Results, entries: Sequence[Entry]) -> dict[str, Any]:
+    """Test accuracy against rounds, a panel for each cell that has a run."""
+    draws: list[Callable[..., Any]] = []
+    for name in dict.fromkeys(e.cell.name for e in entries):
+        runs = [_line(e.label, row.accuracies) for e in entries if e.cell.name == name for row in results.find(e)[:1]]
+        if runs:
+            draws.append(partial(curves, runs, "test_accuracy", title=name, logy=False, logx=False))
+    if not draws:
+        return {}
+    return {"Test accuracy": panels(draws, study.folder / "accuracy", columns=min(2, len(draws)), title="Test accuracy")}
+
+
+def _line(label: str, accuracies: Sequence[float]) -> Any:
+    history = History(["round", "test_accuracy"])
+    history.extend({"round": np.arange(len(accuracies)), "test_accuracy": np.asarray(accuracies)})
+    return SimpleNamespace(name=label, history=history)
+
+
+def _plain_study(
+    study: Study, title: str, entries: list[Entry], cells: list[str] | None, hours: float, lead: str, claims: Any
+) -> dict[str, Any]:
+    results, entries = _filled(study, named(cells, entries), hours)
+    rows = [_row(results, entry) for entry in entries]
+    found = claims(results, entries)
+    return study.finish(title, f"{LEAD} {lead}", found, _paths(study, results, entries), {"Rounds": rows})
+
+
+def _falls(word: str) -> Callable[[Results, Sequence[Entry]], list[Claim]]:
+    """The paper's claim that rounds fall along the entries of a cell, in their order."""
+
+    def claims(results: Results, entries: Sequence[Entry]) -> list[Claim]:
+        out: list[Claim] = []
+        for name in dict.fromkeys(e.cell.name for e in entries):
+            found = [_rounds(results, e) for e in entries if e.cell.name == name]
+            known = [t for t in found if t is not None]
+            holds = None if len(known) < 2 else all(a >= b for a, b in zip(known, known[1:], strict=False))
+            out.append((f"{name}: {word}", holds, ", ".join(str(_shown(t)) for t in found)))
+        return out
+
+    return claims
+
+
+def _fewest(results: Results, entries: Sequence[Entry]) -> list[Claim]:
+    """The paper's claim that FedADMM needs fewer rounds than every other line of its cell."""
+    out: list[Claim] = []
+    for name in dict.fromkeys(e.cell.name for e in entries):
+        found = {e.label: _rounds(results, e) for e in entries if e.cell.name == name}
+        own = found.get("FedADMM")
+        others = [t for label, t in found.items() if label != "FedADMM" and t is not None]
+        holds = all(own < t for t in others) if own is not None and others else None
+        told = ", ".join(f"{label} {_shown(t)}" for label, t in found.items())
+        out.append((f"{name}: FedADMM needs the fewest rounds", holds, told))
+    return out
+
+
+def table4(study: Study, cells: list[str] | None, hours: float) -> dict[str, Any]:
+    """Rounds of FedADMM against E."""
+    names = ("mnist-100-iid", "mnist-100-noniid", "cifar-100-iid", "cifar-100-noniid")
+    entries = [admm(cell_of(n), e, 200, f"E = {e}", rate=0.1) for n in names for e in (1, 5, 10)]
+    lead = "Table IV: 100 clients, B = 200, rate 0.1 as Table III has for 100 clients; printed: 27, 10, 6 and 56, 33, 32."
+    falls = _falls("more local work, fewer rounds")
+    return _plain_study(study, "FedADMM, Table IV", entries, cells, hours, lead, falls)
+
+
+def table5(study: Study, cells: list[str] | None, hours: float) -> dict[str, Any]:
+    """FedADMM at ρ = 0.01 against FedProx at ρ = 0.01, 0.1 and 1."""
+    from fedpact.algorithms import FedProx
+
+    entries = []
+    for dataset in ("mnist", "fmnist"):
+        for clients in (200, 500):
+            for split in ("iid", "noniid"):
+                cell = Cell(dataset, clients, split)
+                mine = admm(cell, 10, 50, rate=0.1)
+                entries.append(mine)
+                for mu in (0.01, 0.1, 1.0):
+                    settings = FedProx(mu=mu, step=0.1, epochs=10, batch=50, vary=True)
+                    entries.append(Entry(cell, f"FedProx {mu:g}", settings, after=mine))
+    lead = "Table V: E = 10, B = 50 (as Figure 5 has for 200 clients), rate 0.1."
+    return _plain_study(study, "FedADMM, Table V", entries, cells, hours, lead, _fewest)
+
+
+def _versus(names: Sequence[str], epochs: int, batch: int, **changes: Any) -> list[Entry]:
+    entries = []
+    for name in names:
+        cell = cell_of(name)
+        mine = admm(cell, epochs, batch, **changes)
+        entries += [mine, *baselines(cell, epochs, batch, mine)]
+    return entries
+
+
+def fig3(study: Study, cells: list[str] | None, hours: float) -> dict[str, Any]:
+    """Accuracy against rounds for 100 to 1,000 clients."""
+    names = [f"{d}-{m}-{s}" for d, s in (("fmnist", "iid"), ("cifar", "noniid")) for m in (100, 200, 500, 1000)]
+    lead = "Figure 3, read as Fashion-MNIST IID and CIFAR-10 non-IID; E = 10, B = 50."
+    return _plain_study(study, "FedADMM, Figure 3", _versus(names, 10, 50, rate=0.1), cells, hours, lead, _fewest)
+
+
+def fig4(study: Study, cells: list[str] | None, hours: float) -> dict[str, Any]:
+    """Rounds to the target for 100 to 1,000 clients, the other way round."""
+    names = [f"{d}-{m}-{s}" for d, s in (("fmnist", "noniid"), ("cifar", "iid")) for m in (100, 200, 500, 1000)]
+    lead = "Figure 4, read as Fashion-MNIST non-IID and CIFAR-10 IID; E = 10, B = 50."
+    return _plain_study(study, "FedADMM, Figure 4", _versus(names, 10, 50, rate=0.1), cells, hours, lead, _fewest)
+
+
+def fig5(study: Study, cells: list[str] | None, hours: float) -> dict[str, Any]:
+    """IID against non-IID, 200 clients; FedADMM untuned."""
+    names = [f"{d}-200-{s}" for d in ("fmnist", "cifar") for s in ("iid", "noniid")]
+    lead = "Figure 5: m = 200, E = 10, B = 50, FedADMM's rate 0.1."
+    return _plain_study(study, "FedADMM, Figure 5", _versus(names, 10, 50, rate=0.1), cells, hours, lead, _fewest)
+
+
+def _variants(names: Sequence[str], choices: dict[str, dict[str, Any]]) -> list[Entry]:
+    return [admm(cell_of(n), 5, 200, label, rate=0.1, **own) for n in names for label, own in choices.items()]
+
+
+HUNDRED = ("mnist-100-iid", "mnist-100-noniid")
+
+
+def fig6(study: Study, cells: list[str] | None, hours: float) -> dict[str, Any]:
+    """Server steps η = 0.5, 1, 1.5, and 1 that falls to 0.5 after 60 rounds."""
+    choices: dict[str, dict[str, Any]] = {f"η = {eta}": {"eta": eta} for eta in (0.5, 1.0, 1.5)}
+    choices["η = 1, 0.5 from round 60"] = {"eta": [[0, 1.0], [60, 0.5]]}
+    lead = "Figure 6, read as MNIST with 100 clients, E = 5, B = 200."
+    best = _falls("rounds by η, in this order")
+    return _plain_study(study, "FedADMM, Figure 6", _variants(HUNDRED, choices), cells, hours, lead, best)
+
+
+def fig7(study: Study, cells: list[str] | None, hours: float) -> dict[str, Any]:
+    """Local epochs E = 1, 5, 10."""
+    entries = [admm(cell_of(n), e, 200, f"E = {e}", rate=0.1) for n in HUNDRED for e in (1, 5, 10)]
+    falls = _falls("more local work, fewer rounds")
+    return _plain_study(study, "FedADMM, Figure 7", entries, cells, hours, "The paths of Table IV.", falls)
+
+
+def fig8(study: Study, cells: list[str] | None, hours: float) -> dict[str, Any]:
+    """Where local training starts: I from w_i, II from θ."""
+    choices: dict[str, dict[str, Any]] = {
+        f"{word}, η = {eta}": {"start": start, "message": "augmented", "eta": eta, "momentum": 0.0}
+        for word, start in (("II (θ)", "global"), ("I (w_i)", "local"))
+        for eta in (0.5, 1.0)
+    }
+    lead = "Figure 8 with the message (4) as printed; MNIST, 100 clients, E = 5, B = 200. The paper: I is better."
+    return _plain_study(
+        study, "FedADMM, Figure 8", _variants(HUNDRED, choices), cells, hours, lead, _falls("I needs fewer rounds")
+    )
+
+
+def fig9(study: Study, cells: list[str] | None, hours: float) -> dict[str, Any]:
+    """ρ = 0.01, 0.1, 1, and 0.01 that rises to 0.1 after 20 rounds."""
+    choices: dict[str, dict[str, Any]] = {f"ρ = {rho:g}": {"rho": rho} for rho in (1.0, 0.1, 0.01)}
+    choices["ρ = 0.01, 0.1 from round 20"] = {"rho": [[0, 0.01], [20, 0.1]]}
+    lead = "Figure 9, read as MNIST with 100 clients, E = 5, B = 200."
+    return _plain_study(
+        study, "FedADMM, Figure 9", _variants(HUNDRED, choices), cells, hours, lead, _falls("smaller ρ, fewer rounds")
+    )
+
+
+def fig10(study: Study, cells: list[str] | None, hours: float) -> dict[str, Any]:
+    """Clients of unequal size (Table VI)."""
+    names = ("fmnist-200-imbalanced", "cifar-200-imbalanced")
+    lead = "Figure 10: Table VI's clients, E = 10, B = 50; a client with fewer than 50 rows uses all it has."
+    return _plain_study(study, "FedADMM, Figure 10", _versus(names, 10, 50, rate=0.1), cells, hours, lead, _fewest)
+
+
+FIGURES = {
+    "table3": ("rounds to a target, 8 cells of 6 algorithms; about 9 h, --cell mnist-100-iid for one", table3),
+    "table4": ("FedADMM's rounds against E; 12 runs", table4),
+    "table5": ("FedADMM against FedProx's ρ; 8 cells of 4 runs", table5),
+    "fig3": ("accuracy for 100 to 1,000 clients; 8 cells of 5 runs", fig3),
+    "fig4": ("the same for the other splits; 8 cells of 5 runs", fig4),
+    "fig5": ("IID against non-IID; 4 cells of 5 runs", fig5),
+    "fig6": ("server steps η; 2 cells of 4 runs", fig6),
+    "fig7": ("local epochs E; 2 cells of 3 runs", fig7),
+    "fig8": ("where local training starts; 2 cells of 4 runs", fig8),
+    "fig9": ("ρ, constant and rising; 2 cells of 4 runs", fig9),
+    "fig10": ("clients of unequal size; 2 cells of 5 runs", fig10),
+}

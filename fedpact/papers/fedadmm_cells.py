@@ -1,0 +1,310 @@
+"""What the tables and figures of the FedADMM paper are computed from: runs to a test accuracy, kept in one CSV file.
+
+A cell is a dataset, a number of clients and a split, such as mnist-100-iid; an entry is an algorithm on it. Ten per cent
+of the clients take part in a round; E_i is drawn from 1..E for FedADMM and FedProx. FedADMM has the preset `paper` (the
+released code's start and message, momentum 0.5) and a learning rate that is tuned like everybody else's; `printed` is
+Algorithm 1 as it stands. Baselines are tuned by successive halving over the paper's grid (five rounds, seed 0, test
+accuracy), then run on one seed for up to three times FedADMM's rounds; beyond, they are "> n".
+
+Every finished run is a row of results.csv: what it was, its accuracies, hours, commit and machine. A run that is there
+is not run again, so a table can be filled over days; what is missing is "not run", with an estimate of its hours.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedpact import data
+from fedpact.algorithms import FedADMM, FedAvg, FedProx, FedSGD, Scaffold
+from fedpact.core.environment import environment
+from fedpact.core.errors import DataError, DatasetMissing, unknown
+from fedpact.core.files import append_synced, make_folder
+from fedpact.core.settings import Settings
+from fedpact.core.stop import Target
+from fedpact.papers.study import Study
+from fedpact.problems import CNN1, CNN2
+from fedpact.run import run
+from fedpact.tune import tune
+
+RATES, RHOS = (0.01, 0.1, 0.2, 0.5), (0.001, 0.01, 0.1, 1.0)
+PARTICIPATION, TUNE_ROUNDS, MOST = 0.1, 5, 100
+TARGETS = {"mnist": 0.97, "fmnist": 0.80, "cifar": 0.45}
+LOADERS = {"mnist": data.mnist, "fmnist": data.fashion_mnist, "cifar": data.cifar10}
+COLUMNS = (
+    "cell", "algorithm", "settings", "seed", "most", "target", "reached", "hours", "accuracies", "source", "commit",
+    "machine", "finished",
+)  # fmt: skip
+#: Seconds of training a sample, before any run has told better: CNN1, CNN2 on two cores.
+SECONDS = {"mnist": 0.7e-3, "fmnist": 0.7e-3, "cifar": 1.0e-3}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Data at clients: mnist-100-iid, fmnist-200-imbalanced."""
+
+    dataset: str
+    clients: int
+    split: str
+
+    @property
+    def name(self) -> str:
+        """What --cell calls it."""
+        return f"{self.dataset}-{self.clients}-{self.split}"
+
+    @property
+    def rows(self) -> int:
+        """Training rows in all."""
+        return 50_000 if self.dataset == "cifar" else 60_000
+
+    def federation(self, seed: int) -> data.Federation:
+        """The data dealt by this seed."""
+        how = {"iid": "iid", "noniid": "shards", "imbalanced": "imbalanced"}[self.split]
+        return _dataset(self.dataset).split(self.clients, how=how, seed=seed)
+
+    @property
+    def problem(self) -> Any:
+        """The paper's network for it."""
+        return CNN2() if self.dataset == "cifar" else CNN1()
+
+
+@cache
+def _dataset(name: str) -> data.Dataset:
+    return LOADERS[name]()
+
+
+def available(dataset: str) -> bool:
+    """Whether the data are here; CIFAR-10 only where the user has put it or it can be downloaded."""
+    try:
+        _dataset(dataset)
+    except DatasetMissing:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An algorithm on a cell: what tables call it, its settings, what of them is tuned, and its seeds."""
+
+    cell: Cell
+    label: str
+    settings: Settings
+    tuned: bool = False
+    seeds: int = 1
+    most: int = MOST
+    after: Entry | None = None  # runs up to three times this one's rounds
+
+    @property
+    def name(self) -> str:
+        """What the CSV file calls it."""
+        return f"{self.label}{' tuned' if self.tuned else ''}"
+
+
+class Row(NamedTuple):
+    """One finished run of the file."""
+
+    seed: int
+    most: int
+    reached: int | None
+    hours: float
+    accuracies: list[float]
+    settings: dict[str, Any]
+
+
+class Results:
+    """results.csv: read once, appended to."""
+
+    def __init__(self, path: Path, source: str) -> None:
+        self.path, self.source = path, source
+        self.rows: list[dict[str, str]] = []
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            whole = text[: text.rfind("\n") + 1]  # a row that a crash cut short is left out
+            self.rows = list(csv.DictReader(io.StringIO(whole)))
+            if self.rows and tuple(self.rows[0]) != COLUMNS:
+                raise DataError(f"{path} must have the columns {', '.join(COLUMNS)}. Move it away to start anew.")
+            if len(whole) < len(text):
+                append_synced(path, b"\n")
+
+    def find(self, entry: Entry) -> list[Row]:
+        """The finished runs of an entry, by seed; the longest of each seed."""
+        found: dict[int, Row] = {}
+        for row in self.rows:
+            if row["cell"] != entry.cell.name or row["algorithm"] != entry.name or not row["finished"]:
+                continue
+            own = json.loads(row["settings"])
+            free = _free(entry) if entry.tuned else ()
+            if any(own["settings"][k] != v for k, v in _plain(entry.settings).items() if k not in free):
+                continue
+            accuracies = [float(a) for a in row["accuracies"].split()]
+            reached = int(row["reached"]) if row["reached"] else None
+            one = Row(int(row["seed"]), int(row["most"]), reached, float(row["hours"]), accuracies, own["settings"])
+            if one.seed not in found or found[one.seed].most < one.most:
+                found[one.seed] = one
+        return [found[seed] for seed in sorted(found)]
+
+    def append(self, values: dict[str, Any]) -> None:
+        """One more row, on disk before it counts."""
+        new = not self.path.exists()
+        make_folder(self.path.parent)
+        out = io.StringIO()
+        writer = csv.DictWriter(out, COLUMNS)
+        if new:
+            writer.writeheader()
+        writer.writerow(values)
+        append_synced(self.path, out.getvalue().encode())
+        self.rows.append({k: str(v) for k, v in values.items()})
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    return json.loads(json.dumps(settings.to_dict()))
+
+
+def _free(entry: Entry) -> tuple[str, ...]:
+    """The settings that tuning chooses."""
+    rate = "step" if isinstance(entry.settings, (FedAvg, FedProx)) else "rate"
+    return (rate, "mu") if isinstance(entry.settings, FedProx) and entry.label == "FedProx" else (rate,)
+
+
+@cache
+def _commit() -> str:
+    place = Path(__file__).parent
+    try:
+        told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=place, capture_output=True, text=True, timeout=10)
+    except OSError:
+        return ""
+    return told.stdout.strip()[:12] if told.returncode == 0 else ""
+
+
+def _machine() -> str:
+    return f"{platform.machine()}, {environment()['cores']} cores, {platform.node()}"
+
+
+def chosen(study: Study, results: Results, entry: Entry) -> Settings:
+    """The entry's settings, with the best learning rate (and μ) of the paper's grid where it is tuned."""
+    if not entry.tuned:
+        return entry.settings
+    grid: dict[str, Any] = {name: RHOS if name == "mu" else RATES for name in _free(entry)}
+    cell = entry.cell
+
+    def search() -> dict[str, Any]:
+        begun = time.perf_counter()
+        options: dict[str, Any] = {"participation": PARTICIPATION, "metric": "test_accuracy", "rounds": TUNE_ROUNDS}
+        found = tune(entry.settings, cell.problem, cell.federation(0), grid, **options)
+        best = {name: found.settings.to_dict()[name] for name in grid}
+        return {"best": best, "hours": (time.perf_counter() - begun) / 3600, "trials": found.table()}
+
+    told = study.cell(search, f"tuning {entry.label} on {cell.name}", grid=grid, settings=_plain(entry.settings))
+    return type(entry.settings).from_dict({**entry.settings.to_dict(), **told["best"]})
+
+
+def limit(results: Results, entry: Entry) -> int:
+    """How many rounds the entry may take."""
+    if entry.after is None:
+        return entry.most
+    done = [row.reached for row in results.find(entry.after)]
+    known = [t for t in done if t is not None]
+    return min(entry.most, 3 * max(known)) if known else entry.most
+
+
+def fill(study: Study, results: Results, entries: list[Entry], until: float) -> None:
+    """Run what is missing, until the clock says so; every finished run is a row of the file."""
+    for entry in entries:
+        if not available(entry.cell.dataset):
+            continue
+        have = {row.seed: row for row in results.find(entry)}
+        for seed in range(entry.seeds):
+            most = limit(results, entry)
+            row = have.get(seed)
+            if row is not None and (row.reached is not None or row.most >= most):
+                continue
+            if time.time() >= until:
+                return
+            _run(study, results, entry, seed, most)
+
+
+def _run(study: Study, results: Results, entry: Entry, seed: int, most: int) -> None:
+    cell, target = entry.cell, TARGETS[entry.cell.dataset]
+    settings = chosen(study, results, entry)
+    begun = time.perf_counter()
+    stop = Target("test_accuracy", target, above=True)
+    made = {"participation": PARTICIPATION, "rounds": most, "seed": seed, "stop": stop, "progress": None}
+    one = run(settings, cell.problem, cell.federation(seed), **made)
+    hours = (time.perf_counter() - begun) / 3600
+    accuracies = one.history.column("test_accuracy")
+    reached = next((t for t, a in enumerate(accuracies) if a >= target), None)
+    results.append(
+        {
+            "cell": cell.name,
+            "algorithm": entry.name,
+            "settings": json.dumps({"settings": _plain(settings), "outcome": one.outcome}),
+            "seed": seed,
+            "most": most,
+            "target": target,
+            "reached": "" if reached is None else reached,
+            "hours": f"{hours:.4f}",
+            "accuracies": " ".join(f"{a:.4f}" for a in accuracies),
+            "source": results.source,
+            "commit": _commit(),
+            "machine": _machine(),
+            "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
+    )
+    study.say(f"{cell.name}, {entry.name}, seed {seed}: {_told(reached, most)}, {accuracies[-1]:.3f}, {hours:.2f} h")
+
+
+def _told(reached: int | None, most: int) -> str:
+    return f"> {most} rounds" if reached is None else f"{reached} rounds"
+
+
+def estimate(results: Results, entry: Entry) -> float:
+    """Hours that the entry's missing runs would take: samples a round by the time a sample took in runs before."""
+    have = {row.seed for row in results.find(entry)}
+    missing = sum(seed not in have for seed in range(entry.seeds))
+    epochs = entry.settings.to_dict().get("epochs") or 1
+    mean = (epochs + 1) / 2 if entry.settings.to_dict().get("vary") else epochs
+    samples = entry.cell.rows * PARTICIPATION * mean + 10_000 / 3  # the test set forward only
+    tuning = (4 * 1 + 2 * 2 + 5) * (4 if "mu" in _free(entry) else 1) if entry.tuned else 0
+    rounds = missing * limit(results, entry) + (tuning if missing else 0)
+    return rounds * samples * SECONDS[entry.cell.dataset] / 3600
+
+
+# The entries of tables and figures
+
+
+def admm(cell: Cell, epochs: int, batch: int | None, label: str = "FedADMM", **changes: Any) -> Entry:
+    """FedADMM as the released code has it, its rate tuned unless it is given."""
+    own = {"epochs": epochs, "batch": batch, "short": cell.split == "imbalanced", **changes}
+    seeds = own.pop("seeds", 1)
+    preset = own.pop("preset", "paper")
+    return Entry(cell, label, FedADMM.preset(preset, **own), tuned="rate" not in changes, seeds=seeds)
+
+
+def baselines(cell: Cell, epochs: int, batch: int | None, after: Entry) -> Iterator[Entry]:
+    """FedSGD, FedAvg, FedProx and SCAFFOLD, tuned."""
+    short = {"short": cell.split == "imbalanced"}
+    own = {"epochs": epochs, "batch": batch, **short}
+    yield Entry(cell, "FedSGD", FedSGD(), tuned=True, after=after)
+    yield Entry(cell, "FedAvg", FedAvg(step=0.1, **own), tuned=True, after=after)
+    yield Entry(cell, "FedProx", FedProx(step=0.1, vary=True, **own), tuned=True, after=after)
+    yield Entry(cell, "SCAFFOLD", Scaffold(**own), tuned=True, after=after)
+
+
+def named(cells: list[str] | None, entries: list[Entry]) -> list[Entry]:
+    """The entries of the cells asked for."""
+    known = {entry.cell.name for entry in entries}
+    for name in cells or ():
+        if name not in known:
+            raise unknown("cell", name, known)
+    return [entry for entry in entries if not cells or entry.cell.name in cells]
+
+
