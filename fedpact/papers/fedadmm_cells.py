@@ -102,6 +102,7 @@ class Entry:
     seeds: int = 1
     most: int = MOST
     after: Entry | None = None  # runs up to three times this one's rounds
+    expected: int = 30  # rounds, for the estimate of what is not run
 
     @property
     def name(self) -> str:
@@ -274,7 +275,9 @@ def estimate(results: Results, entry: Entry) -> float:
     mean = (epochs + 1) / 2 if entry.settings.to_dict().get("vary") else epochs
     samples = entry.cell.rows * PARTICIPATION * mean + 10_000 / 3  # the test set forward only
     tuning = (4 * 1 + 2 * 2 + 5) * (4 if "mu" in _free(entry) else 1) if entry.tuned else 0
-    rounds = missing * limit(results, entry) + (tuning if missing else 0)
+    reference = entry.after or entry
+    expected = limit(results, entry) if results.find(reference) else (3 if entry.after else 1) * reference.expected
+    rounds = missing * min(expected, entry.most) + (tuning if missing else 0)
     return rounds * samples * SECONDS[entry.cell.dataset] / 3600
 
 
@@ -284,9 +287,9 @@ def estimate(results: Results, entry: Entry) -> float:
 def admm(cell: Cell, epochs: int, batch: int | None, label: str = "FedADMM", **changes: Any) -> Entry:
     """FedADMM as the released code has it, its rate tuned unless it is given."""
     own = {"epochs": epochs, "batch": batch, "short": cell.split == "imbalanced", **changes}
-    seeds = own.pop("seeds", 1)
-    preset = own.pop("preset", "paper")
-    return Entry(cell, label, FedADMM.preset(preset, **own), tuned="rate" not in changes, seeds=seeds)
+    seeds, expected, preset = own.pop("seeds", 1), own.pop("expected", 30), own.pop("preset", "paper")
+    made = FedADMM.preset(preset, **own)
+    return Entry(cell, label, made, tuned="rate" not in changes, seeds=seeds, expected=expected)
 
 
 def baselines(cell: Cell, epochs: int, batch: int | None, after: Entry) -> Iterator[Entry]:
