@@ -157,9 +157,9 @@ class Run:
     least: float | None = None  # the least possible objective, where it is convex and quickly found
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Run:
-        """A finished run, from its folder."""
-        return cls(**load(Path(folder)))
+    def load(cls, folder: str | os.PathLike[str], problem: Any = None) -> Run:
+        """A finished run, from its folder. A network of your own has to be given again as `problem`."""
+        return cls(**load(Path(folder), problem))
 
     def __repr__(self) -> str:
         name = _judged(self.history)
