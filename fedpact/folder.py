@@ -157,7 +157,7 @@ def record(run: Any) -> dict[str, Any]:
     }
 
 
-def load(folder: Path) -> dict[str, Any]:
+def load(folder: Path, problem: Any = None) -> dict[str, Any]:
     """The fields of the `Run` that `finish` left in a folder."""
     result, config, history, model = (
         folder / name for name in ("result.json", "config.json", "history.csv", "model.bin")
@@ -180,7 +180,7 @@ def load(folder: Path) -> dict[str, Any]:
     return {
         "name": written["name"],
         "history": History.read(history),
-        "model": Model.load(model),
+        "model": Model.load(model, problem),
         "outcome_kind": Outcome[written["outcome_kind"]],
         "where": written["where"],
         "config": settings,

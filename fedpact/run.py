@@ -157,13 +157,14 @@ class Run:
     least: float | None = None  # the least possible objective, where it is convex and quickly found
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Run:
-        """A finished run, from its folder."""
-        return cls(**load(Path(folder)))
+    def load(cls, folder: str | os.PathLike[str], problem: Any = None) -> Run:
+        """A finished run, from its folder. A network of your own has to be given again as `problem`."""
+        return cls(**load(Path(folder), problem))
 
     def __repr__(self) -> str:
-        objective = self.history.last("objective")
-        return f"Run({self.name!r}: {self.history.rounds} rounds, {self.outcome}; objective {objective:.6g})"
+        name = _judged(self.history)
+        value = self.history.last(name)
+        return f"Run({self.name!r}: {self.history.rounds} rounds, {self.outcome}; {name.replace('_', ' ')} {value:.6g})"
 
     @property
     def outcome(self) -> str:
@@ -342,16 +343,22 @@ def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Pat
     return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, scores, folder)
 
 
+def _judged(history: History) -> str:
+    """The column a run is judged by: its objective, or the loss on the test set where nothing else is measured."""
+    return "objective" if "objective" in history.columns else "test_loss"
+
+
 def _worse(e: Experiment, history: History) -> list[str]:
     """Where the objective ended above its start: a sentence with the numbers and what to change."""
-    f = history.column("objective")
-    first, last = f[0], history.last("objective")
+    name = _judged(history)
+    f = history.column(name)
+    first, last = f[0], history.last(name)
     if not last > first + 1e-9 * abs(first):
         return []
     best = int(np.nanargmin(f))
     lowest = "its lowest is the start" if best == 0 else f"its lowest is {f[best]:.5g}, in round {best}"
     return [
-        f"The objective ended above its start: {last:.5g} after {history.rounds} rounds, from {first:.5g}; {lowest}. "
+        f"The {name.replace('_', ' ')} ended above its start: {last:.5g} after {history.rounds} rounds, from {first:.5g}; {lowest}. "
         f"The model is worse than an untrained one. To change that, {e.algorithm.remedy}."
     ]
 

@@ -177,15 +177,16 @@ class FedADMM(Settings):
             rho = theorem_rho(server.lipschitz) if by_theorem else scheduled(self.rho, server.round)
             return Broadcast(server.theta, jnp.asarray(rho, dtype), server.rows)
 
-        def local(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Trained, Any, Any]:
-            """Lines 14-19: E_i epochs, or until (6)."""
+        def local(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Trained, Any, Any, Any]:
+            """Lines 14-19: E_i epochs, or until (6). The point, E_i, passes over the rows, ‖∇L_i‖²."""
             a, y, rho, theta = alpha(msg, batch), client.y, msg.rho, msg.theta
             w = theta if self.start == "global" else client.w
             most = local_epochs(jax.random.fold_in(key(Purpose.LOCAL), 0), self.epochs, self.vary)
             shuffle = jax.random.fold_in(key(Purpose.LOCAL), 1)
 
-            def residual(v: Vector) -> Any:
-                return (a * grad(v, batch) + y + rho * (v - theta)).norm2()  # (6)
+            def look(v: Vector) -> tuple[Any, Any]:
+                loss, g = grad.value_and_gradient(v, batch)
+                return loss, (a * g + y + rho * (v - theta)).norm2()  # (6)
 
             def some(v: Vector, key: Any, epochs: Any) -> Trained:  # α∇f + y + ρ(w−θ) = α(∇f + y/α + (ρ/α)(w−θ))
                 own = plan._replace(rate=plan.rate * a)
@@ -195,32 +196,31 @@ class FedADMM(Settings):
                 target = 0.0 if epsilon is None else epsilon[batch.client]
                 sub = Subproblem(lambda v: a * grad(v, batch), a * grad(w, batch), theta, y, rho, 1 / self.rate, target)
                 solved = lbfgs(sub, most, start=w)
-                return Trained(solved.v, solved.gradients, grad.value_and_gradient(solved.v, batch)[0]), most, solved.residual
+                trained = Trained(solved.v, solved.gradients, grad.value_and_gradient(solved.v, batch)[0])
+                return trained, most, solved.gradients + 1, solved.residual  # one more gradient: at the start
             if epsilon is None:
-                return some(w, shuffle, most), most, jnp.nan
+                return some(w, shuffle, most), most, most, jnp.nan
 
             def again(carry: tuple[Any, ...]) -> tuple[Any, ...]:
                 done, trained, _ = carry
                 new = some(trained.w, jax.random.fold_in(shuffle, done), 1)
-                return done + 1, Trained(new.w, trained.steps + new.steps, new.loss), residual(new.w)
+                return done + 1, Trained(new.w, trained.steps + new.steps, new.loss), look(new.w)[1]
 
-            zero = jnp.zeros((), jax.tree.leaves(w.tree)[0].dtype)
-            first = (jnp.asarray(0), Trained(w, jnp.asarray(0), zero), residual(w))
+            loss, left = look(w)
+            first = (jnp.asarray(0), Trained(w, jnp.asarray(0), loss), left)
             going = lambda c: (c[0] < most) & (c[2] > epsilon[batch.client])  # noqa: E731
             done, trained, left = lax.while_loop(going, again, first)
-            return trained, done, left
+            return trained, done, 2 * done + 1, left  # a pass an epoch, and one for every look at (6)
 
         def client_step(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Any, ...]:
             theta, rho, y = msg.theta, msg.rho, client.y
-            trained, epochs, left = local(msg, client, batch, grad, key)
+            trained, epochs, passes, left = local(msg, client, batch, grad, key)
             w = trained.w  # l. 14-19
             y_new = y + rho * (w - theta) if self.duals else y  # l. 20
             if self.message == "augmented":
                 delta = (w + y_new / rho) - (client.w + y / rho)  # (4)
             else:
                 delta = 2.0 * (w - theta)
-            size = batch.rows if plan.batch is None else jnp.minimum(plan.batch, batch.rows)
-            passes = trained.steps * size / batch.rows
             notes = (jnp.asarray(value, jnp.float64) for value in (passes, epochs, trained.loss, left))
             return ClientState(w, y_new), Upload(delta), Notes(*notes)
 

@@ -164,9 +164,8 @@ def build_local(settings: Any, problem: Any, *, mu: float) -> Algorithm:
             shuffle = jax.random.fold_in(key(Purpose.LOCAL), 1)
             plan = Plan(client.gamma, settings.momentum, size)
             center = {"rho": mu, "center": w} if mu else {}
-            w_i, taken, loss = train(grad, w, batch, shuffle, plan, epochs, **center)
-            passes = taken * (batch.rows if size is None else jnp.minimum(size, batch.rows)) / batch.rows
-            return client, Upload(p * w_i, p), Notes(*(jnp.asarray(v, jnp.float64) for v in (passes, loss)))
+            w_i, _, loss = train(grad, w, batch, shuffle, plan, epochs, **center)
+            return client, Upload(p * w_i, p), Notes(*(jnp.asarray(v, jnp.float64) for v in (epochs, loss)))
 
         def local(s: Any, w_i: Vector) -> Vector:
             rows = batch if size is None else draw(batch, size, jax.random.fold_in(key(Purpose.LOCAL), s))

@@ -113,8 +113,7 @@ class Scaffold(Settings):
             shuffle = jax.random.fold_in(key(Purpose.LOCAL), 1)
             y, steps, loss = train(grad, x, batch, shuffle, plan, epochs, linear=c - c_i)  # (3)
             c_new = c_i - c + (x - y) / (steps * self.rate)  # (4)
-            size = batch.rows if plan.batch is None else jnp.minimum(plan.batch, batch.rows)
-            notes = (jnp.asarray(value, jnp.float64) for value in (steps * size / batch.rows, epochs, loss))
+            notes = (jnp.asarray(value, jnp.float64) for value in (epochs, epochs, loss))
             return ClientState(c_new), Upload(y - x, c_new - c_i), Notes(*notes)
 
         def server_step(server: ServerState, uploads: Upload, cohort: Any) -> tuple[ServerState, Info]:

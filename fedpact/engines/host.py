@@ -8,6 +8,7 @@ them. Uploads are added up as they come in where the algorithm only needs their 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -26,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedpact.core.contract import Batch, Cohort, Stepped, Streamed
 from fedpact.core.environment import cache_folder
 from fedpact.core.errors import ClientError, FedpactError, InvalidArgument, require, require_positive_int
-from fedpact.core.files import write_json
+from fedpact.core.files import make_folder, write_json
 from fedpact.core.store import Store, sweep
 
 #: Rows of the test set that are looked at together.
@@ -48,6 +49,7 @@ class Rows:
         self.programs: dict[Any, Any] = {}
         self.compile: Callable[..., Any] = jax.jit
         self.at_once: int | None = None
+        self.measured: int | None = None
 
     def padded(self, clients: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Indices and weights of these clients, padded to one of a few widths."""
@@ -72,7 +74,7 @@ class HostEngine:
     """Client states on the host. `at_once`: clients stepped together; 1 is one after the other, None is measured.
 
     `devices`: how many devices share the clients of a round (None: all there are). `spill`: True keeps the states on
-    disk, in the run's folder or in a temporary one; a path names the folder.
+    disk, in a temporary folder that goes with the engine; a path says where that folder is made.
     """
 
     at_once: int | None = None
@@ -124,10 +126,11 @@ class HostEngine:
     def _folder(self) -> Path | None:
         if self.spill is False:
             return None
-        if isinstance(self.spill, str):
-            return Path(self.spill)
-        if not self._temporary:
-            self._temporary.append(tempfile.TemporaryDirectory(prefix="fedpact-"))
+        if not self._temporary:  # one of its own also below a given path: files of others are never touched
+            where = self.spill if isinstance(self.spill, str) else None
+            if where is not None:
+                make_folder(Path(where))
+            self._temporary.append(tempfile.TemporaryDirectory(prefix="fedpact-", dir=where))
         return Path(self._temporary[0].name)
 
     def join(self, f: Callable[..., Any], shared: Any, data: Rows, where: tuple[Any, str]) -> tuple[Store, Any]:
@@ -185,7 +188,7 @@ class HostEngine:
         if not bool(jnp.all(cohort.mask)):
             return clients
         new = clients.put(rows, int(t) + 1)
-        if new.spill is not None and self._temporary:
+        if new.spill is not None:
             sweep(new.spill, [new.versions, clients.versions])
         return new
 
@@ -297,21 +300,25 @@ class HostEngine:
             return max(devices, asked // devices * devices)
         if stage != "client_step":
             return 1
-        if data.at_once is None:
-            data.at_once = self._measured(f, shared, data, clients, ids)
-        return data.at_once
+        if data.at_once is not None:
+            return data.at_once
+        if len(ids) < max(CANDIDATES):
+            return 1  # by this round's clients alone, so that a resumed run does the same
+        if data.measured is None:
+            data.measured = self._measured(f, shared, data, clients, ids)
+        return data.measured
 
     def _measured(self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, ids: Sequence[int]) -> int:
         """The faster of the candidates, timed on this round's clients; remembered on this machine for such programs."""
         few = list(ids)[: max(CANDIDATES)]
-        if len(few) < max(CANDIDATES):
-            return 1
         known = cache_folder() / "at_once.json"
         sizes = [int(leaf.size) for leaf in jax.tree.leaves(clients.get(few[0]))]
         key = f"{jax.devices()[0].device_kind} x{os.cpu_count()} {sizes} rows {data.widths[-1]} {data.dtype}"
-        table = json.loads(known.read_text()) if known.is_file() else {}
-        if key in table:
-            return int(table[key])
+        table: dict[str, int] = {}
+        with contextlib.suppress(OSError, ValueError):  # absent or torn: measure again
+            table = json.loads(known.read_text())
+        if table.get(key) in CANDIDATES:
+            return table[key]
         spent = {}
         for count in CANDIDATES:
             for _ in range(2):  # the first time compiles
@@ -320,8 +327,9 @@ class HostEngine:
                     self._run(f, shared, data, clients, few[begin : begin + count], "client_step", count)
                 spent[count] = time.perf_counter() - begun
         best = min(spent, key=lambda count: spent[count])
-        known.parent.mkdir(parents=True, exist_ok=True)
-        write_json(known, table | {key: best})
+        with contextlib.suppress(OSError):  # a cache that cannot be written is none
+            known.parent.mkdir(parents=True, exist_ok=True)
+            write_json(known, table | {key: best})
         return best
 
 

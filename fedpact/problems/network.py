@@ -307,7 +307,7 @@ def from_equinox(make: Callable[[Any], Any], shape: tuple[int, ...], classes: in
 
     def initial(key: Any) -> Any:
         leaves = jax.tree.leaves(equinox.filter(make(key), equinox.is_inexact_array))
-        return dict(zip((f"{i:03d}" for i in range(len(leaves))), leaves, strict=True))
+        return dict(zip((f"{i:06d}" for i in range(len(leaves))), leaves, strict=True))
 
     structure = jax.tree.structure(equinox.filter(make(jax.random.key(0)), equinox.is_inexact_array))
 

@@ -90,9 +90,10 @@ def shuffled(key: Any, weight: Any, size: int) -> Any:
 
 
 def _part(batch: Batch, order: Any, k: Any, size: int) -> Batch:
+    """The k-th batch; its rows stand for all d_i, so that a regulariser divided by d_i stays divided by d_i."""
     rows = lax.dynamic_slice(order, (k * size,), (size,))
     weight = jnp.where(rows >= 0, batch.weight[rows], 0)
-    return Batch(batch.x[rows], batch.y[rows], weight, batch.client)
+    return Batch(batch.x[rows], batch.y[rows], weight * (batch.rows / jnp.sum(weight)), batch.client)
 
 
 def local_epochs(key: Any, most: int, vary: bool) -> Any:

@@ -5,6 +5,7 @@ Flat vectors have the intercept last. Clients are pairs (x, y); `d` is their num
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -14,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedpact as fp
-from fedpact.core.contract import Oracle, Batch, Cohort
-from fedpact.core.keys import JOIN_ROUND, client_key
+from fedpact.core.contract import Batch, Cohort, Oracle
+from fedpact.core.keys import JOIN_ROUND, Purpose, client_key
 from fedpact.core.vector import Vector
 
 SIZES = (4, 9, 6, 12, 9, 4, 6)  # four different ones, so that four buckets differ
@@ -91,6 +92,31 @@ def gradient(problem, w, x, y):
     z = a @ w
     residual = (1 / (1 + np.exp(-z)) if isinstance(problem, fp.Logistic) else z) - y
     return a.T @ residual / d + ridge(problem, d, len(w)) * w
+
+
+def batch_gradient(problem, w, x, y, rows):
+    """The gradient of the mean loss of some rows, and of the whole regulariser: d_i is len(y), not the batch's size."""
+    loss = gradient(dataclasses.replace(problem, l2=0.0), w, x[rows], y[rows])
+    return loss + ridge(problem, len(y), len(w)) * w
+
+
+def shuffles(seed, t, client, d, epochs, batch=None, width=max(SIZES)):
+    """The batches of every epoch: d rows in the order of uniform numbers from (seed, round, client, LOCAL, 1, epoch)."""
+    key = jax.random.fold_in(key_of(seed, t, client)(Purpose.LOCAL), 1)
+    for e in range(epochs):
+        numbers = np.asarray(jax.random.uniform(jax.random.fold_in(key, e), (width,)))[:d]
+        order = np.arange(d) if batch is None else np.argsort(numbers)
+        yield [order[k : k + (batch or d)] for k in range(0, d, batch or d)]
+
+
+def sgd(problem, w, x, y, orders, *, rate, momentum=0.0, alpha=1.0, linear=0.0, rho=0.0, center=0.0):
+    """w ← w − γm, m ← βm + α∇f(w; b) + linear + ρ(w − center), over the batches b of every epoch."""
+    m = np.zeros_like(w)
+    for batches in orders:
+        for rows in batches:
+            m = momentum * m + alpha * batch_gradient(problem, w, x, y, rows) + linear + rho * (w - center)
+            w = w - rate * m
+    return w
 
 
 def lipschitz(problem, x):

@@ -305,3 +305,76 @@ def test_bad_settings(kind, settings, error, said):
 def test_bad_settings_of_fedprox():
     with pytest.raises(InvalidArgument, match=r"^mu \(μ\) must be at least 0, got -0\.1\.$"):
         FedProx(mu=-0.1)
+
+
+# Passes over shuffled batches
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.4])
+def test_epochs_are_passes_over_shuffled_batches(mu):
+    """Batches of 4 of 9, 6, 12 and 4 rows, the last one shorter; E_i drawn; momentum over all of a round's steps."""
+    options = {"epochs": 3, "step": 0.4, "scale": 0.5, "batch": 4, "momentum": 0.5, "vary": True}
+    s = FedProx(mu=mu, **options) if mu else FedAvg(**options)
+    cohorts, w = ((1, 2), (0, 3)), np.zeros(4)
+    for t, moment in enumerate(play(built(s), PROBLEM, parts(), ZERO, cohorts)):
+        sent = []
+        for i in moment.chosen:
+            x, y = parts()[i]
+            epochs = int(jax.random.randint(jax.random.fold_in(key_of(0, t, i)(Purpose.LOCAL), 0), (), 1, 4))
+            orders = byhand.shuffles(0, t, i, len(y), epochs, 4)
+            sent.append(byhand.sgd(PROBLEM, w, x, y, orders, rate=0.2, momentum=0.5, rho=mu, center=w))
+            assert relative(flat(moment.uploads[i].weighted), sent[-1]) <= 1e-12
+            assert float(moment.notes[i].gradients) == epochs
+        w = np.mean(sent, axis=0)
+        assert relative(flat(moment.after.w), w) <= 1e-12
+
+
+def test_the_training_loss_is_the_mean_of_the_last_epoch_s_batches():
+    """Every batch's loss where it was met: before its step, with the regulariser."""
+    (moment,) = play(built(FedAvg(epochs=2, step=0.2, batch=4)), PROBLEM, parts(), ZERO, [(1,)])
+    x, y = parts()[1]
+    w, losses = np.zeros(4), []
+    for batches in byhand.shuffles(0, 0, 1, 9, 2, 4):
+        losses = []
+        for rows in batches:
+            whole = byhand.ridge(PROBLEM, 9, 4) @ w**2 / 2 - byhand.ridge(PROBLEM, len(rows), 4) @ w**2 / 2
+            losses.append(byhand.value(PROBLEM, w, x[rows], y[rows]) + whole)
+            w = w - 0.2 * byhand.batch_gradient(PROBLEM, w, x, y, rows)
+    assert float(moment.notes[1].train_loss) == pytest.approx(np.mean(losses), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedProx])
+def test_an_epoch_on_all_rows_is_a_step(kind):
+    one = play(built(kind(epochs=3, step=0.2)), PROBLEM, parts(), ZERO, [(1, 3)])[0]
+    other = play(built(kind(steps=3, step=0.2)), PROBLEM, parts(), ZERO, [(1, 3)])[0]
+    assert relative(flat(one.after.w), flat(other.after.w)) <= 1e-14
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedProx])
+def test_a_batch_larger_than_a_client_s_rows_names_both(kind):
+    said = r"^batch \(B\) must be at most the 4 rows of client 0, got 5\. Use a smaller batch, or short=True to let such "
+    with pytest.raises(InvalidArgument, match=said):
+        fp.run(kind(epochs=1, step=0.1, batch=5), PROBLEM, byhand.federation(parts()), rounds=1)
+    short = play(built(kind(epochs=2, step=0.2, batch=5, short=True)), PROBLEM, parts(), ZERO, [(0,)])[0]
+    whole = play(built(kind(epochs=2, step=0.2)), PROBLEM, parts(), ZERO, [(0,)])[0]
+    assert relative(flat(short.after.w), flat(whole.after.w)) <= 1e-14  # four rows in one batch of up to five
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedProx])
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"epochs": 0, "step": 0.1}, r"epochs \(E\) must be an integer of at least 1, got 0\."),
+        ({"epochs": 2}, r"step \(γ\) must be a number where epochs is given, got 'lipschitz'\. With epochs the step is"),
+        ({"epochs": 2, "step": 0.1, "momentum": 1}, r"momentum \(β\) must be in \[0, 1\), got 1\."),
+        ({"epochs": 2, "step": 0.1, "vary": 0}, r"vary must be true or false, got 0\."),
+        ({"epochs": 2, "step": 0.1, "short": None}, r"short must be true or false, got None\."),
+        ({"momentum": 0.5}, r"momentum must be left out without epochs, got 0\.5\. Give epochs=E\."),
+        ({"vary": True}, r"vary must be left out without epochs, got True\. Give epochs=E\."),
+        ({"short": True}, r"short must be left out without epochs, got True\. Give epochs=E\."),
+    ],
+    ids=str,
+)
+def test_bad_settings_of_epochs(kind, settings, said):
+    with pytest.raises(InvalidArgument, match=f"^{said}"):
+        kind(**settings)

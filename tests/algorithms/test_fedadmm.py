@@ -1,0 +1,397 @@
+"""FedADMM."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import byhand
+import jax
+import numpy as np
+import pytest
+from byhand import PROBLEM, built, flat, key_of, parts, play, relative, sgd, shuffles, vector
+
+import fedpact as fp
+from fedpact.algorithms.fedadmm import FedADMM, theorem_rho
+from fedpact.algorithms.fedavg import FedAvg
+from fedpact.algorithms.fedprox import FedProx
+from fedpact.core.contract import READS
+from fedpact.core.errors import InvalidArgument, UnknownName
+from fedpact.core.keys import Purpose
+from fedpact.core.settings import scheduled
+from fedpact.engines import LocalEngine
+from fedpact.problems import optimum
+from fedpact.problems.training import local_epochs
+
+ZERO = vector(np.zeros(4), intercept=True)
+COHORTS = ((0, 2, 5), (1, 2, 3, 6), (2,), (), (0, 1, 4))
+LINEAR = fp.LeastSquares()
+ONE = LocalEngine(buckets=1)
+EACH = (1e-2, 1e-8, 1e-4, 1e-3, 1e-6, 1e-5, 1e-7)
+#: Local problems solved to rounding, so that Theorem 1's ε is 0: γ = 1/(L + ρ) contracts by a quarter or better.
+EXACT = {"solver": "gd", "epochs": 40, "vary": False, "rate": 0.15}
+
+
+@functools.cache
+def ran(settings, **options):
+    return fp.run(settings, PROBLEM, byhand.federation(parts()), engine=ONE, **options)
+
+
+def largest_lipschitz():
+    return max(byhand.lipschitz(PROBLEM, x) for x, _ in parts())
+
+
+# (a) one step by hand
+
+
+@pytest.mark.parametrize(
+    ("settings", "first", "second"),
+    [
+        ({}, -0.75, -0.65625),
+        ({"message": "augmented"}, -0.75, -1.03125),
+        ({"start": "local"}, -0.75, -0.46875),
+        ({"start": "local", "message": "augmented"}, -0.75, -0.84375),
+        ({"duals": False}, -0.75, -0.9375),
+        ({"eta": "participation"}, -0.75, -0.65625),
+        ({"eta": 0.5}, -0.375, None),
+        ({"momentum": 0.5}, -1.0, None),
+        ({"weights": "rows"}, -49 / 36, None),
+    ],
+    ids=str,
+)
+def test_two_rounds_in_round_numbers(settings, first, second):
+    """f_0 = ½(w − 2)², f_1 = ½(w + 4)² of two rows; ρ = 1, γ = ¼, two steps on all rows, θ⁰ = 0.
+
+    Round 0.  client 0:  0 + ¼·2 = ½,  ½ − ¼(−1.5 + .5) = ¾;       y = ¾,    Δ = ¾ + ¾ = 2·¾ = 1.5
+              client 1:  0 − ¼·4 = −1, −1 − ¼(3 − 1) = −1.5;       y = −1.5, Δ = −3          θ = (1.5 − 3)/2 = −.75
+    β = ½:    m = −2, −1 − 1 = −2: ½, 1, Δ = 2;  m = 4, 2 + 2 = 4: −1, −2, Δ = −4            θ = −1
+    by rows:  α = 2/3: 1/3, 1/3 + ¼(10/9 − 1/3) = 19/36;  α = 4/3: −4/3, −4/3 − ¼(32/9 − 4/3) = −17/9; θ is their sum
+    Round 1 at θ = −.75, y = ¾ and −1.5.
+    from θ:   −.75 − ¼(−2.75 + ¾) = −¼,       −¼ − ¼(−2.25 + ¾ + ½) = 0;                     y = 1.5
+              −.75 − ¼(3.25 − 1.5) = −1.1875, −1.1875 − ¼(2.8125 − 1.5 − .4375) = −1.40625;  y = −2.15625
+              double 1.5, −1.3125;  augmented 1.5 − 1.5 = 0, −3.5625 + 3 = −.5625
+    from w_i: ¾ − ¼(−1.25 + ¾ + 1.5) = ½,     ½ − ¼(−1.5 + ¾ + 1.25) = .375;                 y = 1.875
+              −1.5 − ¼(2.5 − 1.5 − ¾) = −1.5625, −1.5625 − ¼(2.4375 − 1.5 − .8125) = −1.59375; y = −2.34375
+              double 2.25, −1.6875;  augmented 2.25 − 1.5 = .75, −3.9375 + 3 = −.9375
+    no duals: −.0625, .28125 and −1.5625, −1.96875: double 2.0625, −2.4375
+    """
+    clients = [(np.ones((1, 1)), np.array([2.0])), (np.ones((2, 1)), np.array([-4.0, -4.0]))]
+    plain = {"epochs": 2, "vary": False, "rate": 0.25, "rho": 1.0, "message": "double"}
+    moments = play(built(FedADMM(**plain | settings), LINEAR, 2), LINEAR, clients, vector([0.0]), [[0, 1], [0, 1]])
+    np.testing.assert_allclose(flat(moments[0].after.theta), [first], rtol=1e-14)
+    if second is not None:
+        np.testing.assert_allclose(flat(moments[1].after.theta), [second], rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        FedADMM(rho=0.7, rate=0.3, epochs=2, vary=False, batch=4, short=True, momentum=0.5, weights="rows"),
+        FedADMM(rho=0.7, rate=0.3, epochs=3, batch=5, short=True, start="local", message="augmented", eta=0.8),
+    ],
+    ids=["global-double", "local-augmented"],
+)
+def test_rounds_are_algorithm_1_literally(settings):
+    """Shuffled batches with a shorter last one, E_i drawn, α_i = m n_i/n: every w_i, y_i, Δ_i and θ from NumPy."""
+    m, s = 7, settings
+    sizes = np.array([len(y) for _, y in parts()])
+    theta, w, y = np.zeros(4), np.zeros((m, 4)), np.zeros((m, 4))
+    for t, moment in enumerate(play(built(s), PROBLEM, parts(), ZERO, COHORTS[:3])):
+        sent = []
+        for i in moment.chosen:
+            alpha = m * sizes[i] / sizes.sum() if s.weights == "rows" else 1.0
+            key = jax.random.fold_in(key_of(0, t, i)(Purpose.LOCAL), 0)
+            epochs = int(jax.random.randint(key, (), 1, s.epochs + 1)) if s.vary else s.epochs
+            orders = shuffles(0, t, i, sizes[i], epochs, s.batch)
+            begin = theta if s.start == "global" else w[i]
+            extra = {"alpha": alpha, "linear": y[i], "rho": s.rho, "center": theta}
+            new = sgd(PROBLEM, begin, *parts()[i], orders, rate=s.rate, momentum=s.momentum, **extra)
+            dual = y[i] + s.rho * (new - theta)
+            old = w[i] + y[i] / s.rho
+            sent.append(2 * (new - theta) if s.message == "double" else new + dual / s.rho - old)
+            w[i], y[i] = new, dual
+            assert relative(flat(moment.clients_after[i].w), new) <= 1e-12
+            assert relative(flat(moment.clients_after[i].y), dual) <= 1e-12
+            assert relative(flat(moment.uploads[i].delta), sent[-1]) <= 1e-12
+            assert float(moment.notes[i].epochs) == float(moment.notes[i].gradients) == epochs
+        theta = theta + s.eta * np.mean(sent, axis=0) if sent else theta
+        assert relative(flat(moment.after.theta), theta) <= 1e-12
+
+
+# (b) certificates
+
+
+@functools.cache
+def theory(participation=1.0, rounds=1500, **changes):
+    return ran(FedADMM.preset("theory", **EXACT | changes), participation=participation, rounds=rounds)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_under_theorem_1_v_goes_to_zero_and_theta_to_the_optimum(participation):
+    history = theory(participation).history
+    best = optimum(PROBLEM, byhand.federation(parts()))
+    assert history.last("v") <= 1e-12 * history.column("v")[0]
+    assert np.linalg.norm(flat(theory(participation).model.w) - best.w) <= 1e-6
+    assert history.last("dual_sum") <= 1e-6
+    assert history.column("rho")[-1] == pytest.approx(theorem_rho(largest_lipschitz()), rel=1e-9)
+    assert history.column("rho")[-1] > (1 + 5**0.5) * largest_lipschitz()
+
+
+def test_weights_by_rows_lead_to_the_optimum_of_all_rows():
+    """Σ_i m (n_i/n) f_i = (m/n)(Σ losses + m (β/2)‖w‖²): one client with everyone's rows and seven times the β."""
+    everyone = [tuple(np.concatenate(part) for part in zip(*parts(), strict=True))]
+    best = optimum(dataclasses.replace(PROBLEM, l2=7 * PROBLEM.l2), byhand.federation(everyone))
+    assert np.linalg.norm(flat(theory(weights="rows").model.w) - best.w) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("solver", "accuracy"),
+    [("sgd", 1e-3), ("gd", EACH), ("lbfgs", 1e-9), ("lbfgs", EACH)],
+    ids=["sgd-one", "gd-each", "lbfgs-one", "lbfgs-each"],
+)
+def test_residual_6_is_met(solver, accuracy):
+    """‖∇f_i(w_i⁺) + y_i + ρ(w_i⁺ − θ)‖² ≤ ε_i, from NumPy, and no more epochs than that takes."""
+    s = FedADMM(rho=2.0, rate=0.2, epochs=500, vary=False, solver=solver, accuracy=accuracy)
+    moments = play(built(s), PROBLEM, parts(), ZERO, [(0, 1, 4, 6), (1, 4)])
+    each = np.broadcast_to(accuracy, 7)
+    for moment in moments:
+        for i in moment.chosen:
+            w, y, theta = flat(moment.clients_after[i].w), flat(moment.clients_before[i].y), flat(moment.msg.theta)
+            gap = np.sum((byhand.gradient(PROBLEM, w, *parts()[i]) + y + s.rho * (w - theta)) ** 2)
+            assert gap <= each[i]
+            assert float(moment.notes[i].accuracy_met) == pytest.approx(gap, rel=1e-9)
+            done, passes = float(moment.notes[i].epochs), float(moment.notes[i].gradients)
+            if solver == "lbfgs":
+                assert 2 <= passes < 60
+                continue
+            assert passes == 2 * done + 1  # an epoch each, and a look before them and after every one
+            if done == 0:
+                continue
+            before = sgd(
+                PROBLEM,
+                theta,
+                *parts()[i],
+                [[np.arange(len(parts()[i][1]))]] * int(done - 1),
+                rate=s.rate,
+                linear=y,
+                rho=s.rho,
+                center=theta,
+            )
+            assert np.sum((byhand.gradient(PROBLEM, before, *parts()[i]) + y + s.rho * (before - theta)) ** 2) > each[i]
+
+
+def test_a_client_that_meets_6_at_its_start_does_no_epoch():
+    s = FedADMM(accuracy=1e6, epochs=5, rate=0.2)
+    (moment,) = play(built(s), PROBLEM, parts(), ZERO, [(1,)])
+    assert float(moment.notes[1].epochs) == 0
+    assert float(moment.notes[1].gradients) == 1
+    assert float(moment.notes[1].train_loss) == pytest.approx(byhand.value(PROBLEM, np.zeros(4), *parts()[1]))
+    assert not np.any(flat(moment.uploads[1].delta))
+
+
+# (c) invariants
+
+
+@pytest.mark.parametrize("solver", ["sgd", "lbfgs"])
+def test_theta_is_the_mean_of_the_augmented_models(solver):
+    """With (4) and η = |S|/m: θ = (1/m) Σ (w_i + y_i/ρ) over all m after every round, whoever took part."""
+    batch = 4 if solver == "sgd" else None
+    s = FedADMM.preset("printed", rho=0.8, eta="participation", rate=0.3, epochs=2, batch=batch, short=True)
+    s = dataclasses.replace(s, solver=solver)
+    for moment in play(built(s), PROBLEM, parts(), ZERO, COHORTS):
+        mean = np.mean([flat(c.w) + flat(c.y) / 0.8 for c in moment.clients_after], axis=0)
+        assert relative(flat(moment.after.theta), mean) <= 1e-13
+        assert float(moment.info.eta) == len(moment.chosen) / 7
+    assert np.linalg.norm(flat(moment.after.theta)) > 0.05
+
+
+def literal_v(theta, clients, rho, alpha):
+    """(7): ‖∇_θ L‖² + Σ (‖∇_{w_i} L‖² + ‖w_i − θ‖²)."""
+    by_theta, total = np.zeros(4), 0.0
+    for (w, y), (x, labels), a in zip(clients, parts(), alpha, strict=True):
+        by_theta -= y + rho * (w - theta)
+        total += np.sum((a * byhand.gradient(PROBLEM, w, x, labels) + y + rho * (w - theta)) ** 2)
+        total += np.sum((w - theta) ** 2)
+    return by_theta @ by_theta + total
+
+
+@pytest.mark.parametrize("weights", ["uniform", "rows"])
+def test_the_column_v_is_7(weights):
+    """As the loop reads it: the clients' measures at the new θ, added up. With it the Lagrangian (3)."""
+    s = FedADMM(rho=0.7, rate=0.3, epochs=1, vary=False, weights=weights)
+    sizes = np.array([len(y) for _, y in parts()])
+    alpha = 7 * sizes / sizes.sum() if weights == "rows" else np.ones(7)
+    bundle = built(s)
+    for moment in play(bundle, PROBLEM, parts(), ZERO, COHORTS[:2]):
+        msg = bundle.broadcast(moment.after)
+        each = [bundle.measure(msg, c, byhand.batch(*parts()[i], i)) for i, c in enumerate(moment.clients_after)]
+        v, lagrangian = (
+            READS[bundle.reads[name]](jax.tree.map(lambda *a: sum(a), *(one[name] for one in each)), 7)
+            for name in ("v", "lagrangian")
+        )
+        pairs = [(flat(c.w), flat(c.y)) for c in moment.clients_after]
+        theta = flat(moment.after.theta)
+        assert float(v) == pytest.approx(literal_v(theta, pairs, 0.7, alpha), rel=1e-11)
+        terms = [
+            a * byhand.value(PROBLEM, w, x, labels) + y @ (w - theta) + 0.35 * np.sum((w - theta) ** 2)
+            for (w, y), (x, labels), a in zip(pairs, parts(), alpha, strict=True)
+        ]
+        assert float(lagrangian) == pytest.approx(sum(terms), rel=1e-11)
+
+
+def test_under_theorem_1_the_lagrangian_falls():
+    """(16): it falls by at least (mρ/2)‖θ⁺ − θ‖² plus a multiple of Σ ‖w_i⁺ − w_i‖² where ε = 0."""
+    fallen = np.diff(theory(0.5).history.column("lagrangian"))
+    assert np.all(fallen[:60] < 0)
+    assert np.all(fallen <= 1e-12)
+
+
+def test_the_bound_of_theorem_1_holds():
+    """(8) with ε = 0 and p_min = 1: the mean of V^t/m over the rounds is at most (c2/c1)(L⁰ − f*)/(mT)."""
+    history, m = theory(1.0).history, 7
+    lip, rho = largest_lipschitz(), theorem_rho(largest_lipschitz())
+    c1 = (rho - 2 * lip) / 2 - 2 * lip**2 / rho
+    c2 = 3 * (lip**2 + rho**2) + 2 * (1 + 2 * lip**2 / rho**2)
+    least = m * optimum(PROBLEM, byhand.federation(parts())).value
+    v, start = history.column("v"), history.column("lagrangian")[0]
+    for rounds in (1, 5, 50, 1500):
+        assert np.sum(v[:rounds]) / (m * rounds) <= c2 / c1 * (start - least) / (m * rounds)
+
+
+# (d) degenerate cases
+
+
+@pytest.mark.parametrize("mu", [0.4, 0.0])
+@pytest.mark.parametrize("batch", [3, None])
+def test_without_duals_it_is_fedprox_and_without_rho_fedavg(mu, batch):
+    """y ≡ 0, from θ, 2(w_i − θ), η = ½: θ + (1/2|S|) Σ 2(w_i − θ) is the mean of the w_i."""
+    local = {"epochs": 3, "vary": True, "batch": batch, "short": batch is not None, "momentum": 0.5}
+    a = FedADMM(rho=mu, eta=0.5, duals=False, start="global", message="double", rate=0.2, **local)
+    b = FedProx(mu=mu, step=0.2, **local) if mu else FedAvg(step=0.2, **local)
+    cohorts = COHORTS[1:3]
+    for one, other in zip(*(play(built(s), PROBLEM, parts(), ZERO, cohorts, seed=4) for s in (a, b)), strict=True):
+        assert relative(flat(one.after.theta), flat(other.after.w)) <= 1e-14
+        for i in one.chosen:
+            assert float(one.notes[i].train_loss) == pytest.approx(float(other.notes[i].train_loss), rel=1e-12)
+
+
+def test_one_client_solved_exactly_is_the_method_of_multipliers():
+    """m = 1, (4), η = 1: θ = w + y/ρ, and y = −∇f(w) after a solve, so w⁺ solves ∇f(w⁺) + y + ρ(w⁺ − θ) = 0."""
+    (client,) = parts(sizes=(9,))
+    s = FedADMM.preset("printed", rho=1.5, solver="lbfgs", epochs=60, vary=False, accuracy=1e-26)
+    for moment in play(built(s, PROBLEM, 1), PROBLEM, [client], ZERO, [[0]] * 3):
+        (state,) = moment.clients_after
+        assert relative(flat(moment.after.theta), flat(state.w) + flat(state.y) / 1.5) <= 1e-13
+        assert relative(flat(state.y), -byhand.gradient(PROBLEM, flat(state.w), *client)) <= 1e-12
+
+
+# (e) schedules, and the drawn epochs
+
+
+def test_rho_and_eta_change_in_the_round_they_say():
+    s = FedADMM(rho=((0, 0.5), (3, 2.0)), eta=((0, 1.0), (2, 0.25), (4, 0.5)), epochs=1, vary=False, rate=0.2)
+    moments = play(built(s), PROBLEM, parts(), ZERO, [(1,)] * 6)
+    assert [float(m.msg.rho) for m in moments] == [float(m.info.rho) for m in moments] == [0.5, 0.5, 0.5, 2, 2, 2]
+    assert [float(m.info.eta) for m in moments] == [1, 1, 0.25, 0.25, 0.5, 0.5]
+    assert [float(scheduled([[0, 0.5], [3, 2.0]], t)) for t in (0, 2, 3, 99)] == [0.5, 0.5, 2.0, 2.0]
+    for moment in moments:  # the ρ that was sent is the ρ of line 20
+        new, old, theta = flat(moment.clients_after[1].y), flat(moment.clients_before[1].y), flat(moment.msg.theta)
+        assert relative(new - old, float(moment.msg.rho) * (flat(moment.clients_after[1].w) - theta)) <= 1e-14
+
+
+def test_epochs_are_uniform_over_clients_and_rounds():
+    """E_i ~ U{1..5}: 100 clients in 100 rounds, each share within five deviations of a fifth."""
+    root = jax.random.key(3)
+
+    def drawn(t, client):
+        key = fp.core.keys.client_key(root, t, client)(Purpose.LOCAL)
+        return local_epochs(jax.random.fold_in(key, 0), 5, True)
+
+    t, client = np.divmod(np.arange(10_000), 100)
+    table = np.asarray(jax.jit(jax.vmap(drawn))(t, client)).reshape(100, 100)
+    counts = np.bincount(table.ravel(), minlength=6)
+    assert counts[0] == 0
+    np.testing.assert_allclose(counts[1:] / 1e4, 0.2, atol=5 * (0.16 / 1e4) ** 0.5)
+    assert abs(np.corrcoef(table[:, :-1].ravel(), table[:, 1:].ravel())[0, 1]) < 0.05
+    assert abs(np.corrcoef(table[:-1].ravel(), table[1:].ravel())[0, 1]) < 0.05
+
+
+def test_a_client_draws_the_same_whoever_else_takes_part_and_in_any_order():
+    s = FedADMM(epochs=4, batch=3, short=True, rate=0.2)
+    one, other = (play(built(s), PROBLEM, parts(), ZERO, [chosen])[0] for chosen in ((0, 3, 5), (5, 3, 1)))
+    for i in (3, 5):
+        assert float(one.notes[i].epochs) == float(other.notes[i].epochs)
+        np.testing.assert_array_equal(flat(one.uploads[i].delta), flat(other.uploads[i].delta))
+
+
+# (f) bad arguments, and what the reader is told
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rho": -1.0}, r"^rho \(ρ\) must be at least 0, got -1\.0\. Write 0\.01, or \[\[0, 0\.01\], \[60, 0\.1\]\]"),
+        ({"rho": "lipshitz"}, r'^rho \(ρ\) must be at least 0, got \'lipshitz\'.* or "lipschitz"\.$'),
+        ({"rho": 0, "message": "augmented"}, r"^rho \(ρ\) must be above 0 for message \"augmented\", got 0\."),
+        ({"rho": [[0, 1], [5, 0]], "message": "augmented"}, r"^rho \(ρ\) must be above 0 for message \"augmented\""),
+        ({"rho": [[1, 0.1]]}, r"^rho \(ρ\) must be pairs \[round, value\] with rising rounds from 0 on, got \[\[1, 0"),
+        ({"rho": [[0, 0.1], [0, 0.2]]}, r"^rho \(ρ\) must be pairs"),
+        ({"rho": []}, r"^rho \(ρ\) must be pairs"),
+        ({"rho": [[0, 0.1], [7, -1]]}, r"^rho from round 7 \(ρ\) must be at least 0, got -1\."),
+        ({"eta": 0}, r"^eta \(η\) must be above 0, got 0\."),
+        ({"eta": [[0, 1], [60, 0]]}, r"^eta from round 60 \(η\) must be above 0, got 0\."),
+        ({"eta": "all"}, r'^eta \(η\) must be above 0, got \'all\'.* or "participation"\.$'),
+        ({"duals": 1}, r"^duals must be true or false, got 1\."),
+        ({"epochs": 0}, r"^epochs \(E\) must be an integer of at least 1, got 0\."),
+        ({"vary": "yes"}, r"^vary must be true or false"),
+        ({"batch": 0}, r"^batch \(B\) must be an integer of at least 1, got 0\."),
+        ({"short": None}, r"^short must be true or false"),
+        ({"rate": 0.0}, r"^rate \(γ\) must be above 0, got 0\.0\."),
+        ({"rate": float("nan")}, r"^rate \(γ\) must be above 0, got nan\."),
+        ({"momentum": 1.0}, r"^momentum \(β\) must be in \[0, 1\), got 1\.0\."),
+        ({"solver": "gd", "batch": 10}, r"^batch \(B\) must be left out for solver 'gd', got 10\. It uses all rows\.$"),
+        ({"accuracy": -1}, r"^accuracy \(ε_i\) must be at least 0, one number or one per client, got -1\."),
+        ({"accuracy": [1e-3, "x"]}, r"^accuracy \(ε_i\) must be at least 0, one number or one per client"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(InvalidArgument, match=message):
+        FedADMM(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "nearest"),
+    [
+        ({"start": "globl"}, "global"),
+        ({"message": "doubled"}, "double"),
+        ({"solver": "lbgfs"}, "lbfgs"),
+        ({"weights": "row"}, "rows"),
+    ],
+    ids=str,
+)
+def test_unknown_words_come_with_the_nearest(settings, nearest):
+    with pytest.raises(UnknownName, match=rf"^{next(iter(settings))} must be one of .+ Did you mean '{nearest}'\?"):
+        FedADMM(**settings)
+
+
+def test_what_does_not_fit_the_clients_is_refused_before_round_1():
+    federation = byhand.federation(parts())
+    with pytest.raises(InvalidArgument, match=r"^accuracy \(ε_i\) must be one per client \(7\), got 3\."):
+        fp.run(FedADMM(accuracy=(1, 1, 1)), PROBLEM, federation, rounds=1)
+    with pytest.raises(InvalidArgument, match=r"^batch \(B\) must be at most the 4 rows of client 0, got 5\. Use a sm"):
+        fp.run(FedADMM(batch=5), PROBLEM, federation, rounds=1)
+    network = fp.TwoLayer(inputs=3, hidden=2, classes=2)
+    with pytest.raises(InvalidArgument, match=r"^problem must be one that has 'lipschitz' for fedadmm, got TwoLayer"):
+        fp.run(FedADMM.preset("theory"), network, federation, rounds=1)
+
+
+def test_the_reader_is_told_where_theorem_1_does_not_apply():
+    (said,) = built(FedADMM()).notices
+    for part in ("η = |S|/m, and it is 1.0", "ρ > (1+√5)L, and it is 0.01", "2(w_i − θ) is sent", "(6) met"):
+        assert part in said, part
+    (said,) = built(FedADMM.preset("theory")).notices
+    assert said == "Theorem 1 does not apply: it needs (6) met at every client, and it is not looked at."
+    assert built(FedADMM.preset("theory", accuracy=1e-3)).notices == ()
+
+
