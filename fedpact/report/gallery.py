@@ -30,6 +30,10 @@ _PLOTS = (
     ("objective", "bytes", True, "Gap to the minimum against bytes sent", "Both directions."),
     ("objective", "gradients", True, "Gap to the minimum against gradient evaluations", "All clients together."),
     ("accuracy", "round", False, "Training accuracy against rounds", "Held-out scores, if any, are below."),
+    ("test_accuracy", "round", False, "Test accuracy against rounds", "On the dataset's own test set."),
+    ("test_accuracy", "bytes", False, "Test accuracy against bytes sent", "Both directions."),
+    ("test_loss", "round", False, "Test loss against rounds", "On the dataset's own test set."),
+    ("train_loss", "round", False, "Training loss of the round's clients", "Mean over the batches of the last epoch."),
     ("snr", "round", False, "Signal-to-noise ratio of the uploads against rounds", ""),
     ("penalty", "round", False, "Penalised objective against rounds", "At the clients' own models; FedEPM lowers it."),
     (
@@ -51,6 +55,12 @@ _OTHERS = {
     "descent": ("Descent function of FedEPM against rounds", "Without noise it falls from round to round."),
     "epsilon": ("Accuracy asked of the clients' solves", "The largest ε_i; it shrinks. It is no privacy budget."),
     "noise_scale": ("Scale of the noise on the uploads", "The largest of all clients' last uploads."),
+    "v": ("Optimality gap V of FedADMM against rounds", "(7) of the paper; 0 at a stationary point."),
+    "epochs": ("Epochs of the round's clients", "Mean; drawn from 1..E where the work varies."),
+    "eta": ("Server's step η", ""),
+    "rho": ("Penalty ρ", ""),
+    "control": ("Norm of the server's control variate", ""),
+    "accuracy_met": ("Residual of the clients' subproblems", "The largest ‖∇L_i‖², of (6)."),
     "spread": ("Distance of the uploads from the model", "Mean of the squares; 0 where all clients agree."),
 }
 _BOOKKEEPING = ("round", "participants", "bytes", "bytes_up", "bytes_down", "gradients", "local_seconds", "seconds")

@@ -21,7 +21,7 @@ AXIS_LABELS = {
     "snr": "signal-to-noise ratio",
     "violations": "share of local steps",
 }
-SHARES = ("accuracy", "violations")  # of 1: shown on a linear axis
+SHARES = ("accuracy", "test_accuracy", "violations")  # of 1: shown on a linear axis
 
 MOST_POINTS = 1200  # of one line: more cannot be seen, and a report of long runs must stay small
 
