@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 export FEDPACT_DATA ?= $(wildcard $(abspath ../shared/data))
 
-.PHONY: install dev demo test check format bench clean
+.PHONY: install dev extras demo test test-extras check format bench clean
 
 install: $(VENV)/installed
 dev: $(VENV)/developed
+extras: $(VENV)/extras
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -20,11 +21,18 @@ $(VENV)/developed: pyproject.toml $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $@
 
+$(VENV)/extras: pyproject.toml $(VENV)/developed
+	$(BIN)/python -m pip install --quiet --editable ".[dev,torch,flax,equinox]"
+	@touch $@
+
 demo: install
 	$(BIN)/fedpact demo
 
 test: dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-extras: extras  # networks of PyTorch, Flax and Equinox
+	$(BIN)/python -m pytest tests_extras
 
 check: dev
 	$(BIN)/ruff format --check .

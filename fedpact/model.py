@@ -140,8 +140,8 @@ def plain_problem(problem: Any) -> dict[str, Any]:
 
 def problem_name(problem: Any) -> str:
     """The name under which a problem is saved: that of its class in `fedpact.problems.PROBLEMS`."""
-    if isinstance(problem, Network):
-        return "network"
+    if isinstance(problem, Network) or getattr(problem, "native", False):
+        return "network"  # its functions are not saved: it is given again to load it
     for name, cls in PROBLEMS.items():
         if isinstance(problem, cls):
             return name

@@ -70,6 +70,7 @@ class Dataset:
         for array in (x.data, x.indices, x.indptr, y) if scipy.sparse.issparse(x) else (x, y):
             array.flags.writeable = False  # the digest is computed once
         test = require_rows(self.test, len(y), f"test {where}")
+        require(len(np.unique(test)) == len(test), f"test {where}", "distinct row numbers", self.test)
         if len(test) == len(y):
             raise DataError(f"test {where} must leave rows to train on, got all {len(y)} rows.")
         object.__setattr__(self, "x", x)

@@ -84,6 +84,20 @@ class TorchNetwork(Classifier):
         named = {name: p.detach().numpy().astype(dtype) for name, p in fresh.named_parameters()}
         return Vector({name: jax.numpy.asarray(a) for name, a in named.items()})
 
+    def check(self, federation: Any) -> None:
+        """Data that fit, and a module that answers with one score a class."""
+        super().check(federation)
+        import torch
+
+        module, sizes = self.module, ", ".join(map(str, self.shape))
+        try:
+            with torch.no_grad():
+                got = tuple(module(torch.zeros(2, *self.shape)).shape)
+        except Exception as error:
+            text = f"make must be a module that takes images of shape (B, {sizes}), got {type(error).__name__}: {error}."
+            raise InvalidArgument(f"{text} Try it on torch.zeros(2, *shape).") from error
+        require(got == (2, self.classes), "make", f"a module to scores of shape (B, {self.classes})", got)
+
     # Into the module and out of it
 
     def _load(self, w: Vector) -> None:

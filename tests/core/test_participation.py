@@ -13,13 +13,15 @@ from fedpact.core.participation import (
     Covering,
     Everyone,
     Fraction,
+    Independent,
     Participation,
     Poisson,
     Schedule,
     as_participation,
 )
 
-SCHEMES = [Everyone(), Fraction(0.3), Poisson(0.4), Covering(0.3, 4), Schedule([[1, 0], [], [9, 3, 4]] * 20)]
+OWN = Independent([0.1, 0.9, 0.5, 1.0, 0.02, 0.3, 0.3, 0.7, 0.25, 0.6])
+SCHEMES = [Everyone(), Fraction(0.3), Poisson(0.4), OWN, Covering(0.3, 4), Schedule([[1, 0], [], [9, 3, 4]] * 20)]
 
 
 def drawn(scheme, seed, rounds, clients=10):
@@ -43,7 +45,7 @@ def test_a_round_depends_on_seed_and_round_only(scheme):
     assert forward == backward == drawn(scheme, 3, 20)
 
 
-@pytest.mark.parametrize("scheme", [Fraction(0.3), Poisson(0.4), Covering(0.3, 4)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("scheme", [Fraction(0.3), Poisson(0.4), OWN, Covering(0.3, 4)], ids=lambda s: type(s).__name__)
 def test_other_seeds_and_other_rounds_give_other_draws(scheme):
     runs = {tuple(map(tuple, drawn(scheme, seed, 20))) for seed in range(30)}
     assert len(runs) == 30
@@ -209,3 +211,59 @@ def test_a_cover_that_cannot_cover_says_what_would():
 def test_bad_schedules_name_their_round(rounds):
     with pytest.raises(InvalidArgument, match=r"^schedule of round 1 must be "):
         Schedule([[0], *rounds])
+
+
+# Probabilities of one's own
+
+
+def test_each_client_comes_with_its_own_probability_and_on_its_own():
+    """4,000 rounds: every frequency within five deviations of p_i, and no two clients come together more than by chance."""
+    rounds = 4000
+    came = np.zeros((rounds, 10))
+    for t in range(rounds):
+        came[t, OWN.select(3, t, 10)] = 1
+    p = np.array(OWN.probabilities)
+    assert np.all(np.abs(came.mean(axis=0) - p) <= 5 * np.sqrt(p * (1 - p) / rounds) + 1e-12)
+    some = [i for i in range(10) if p[i] < 1]
+    together = np.corrcoef(came[:, some].T) - np.eye(len(some))
+    assert np.abs(together).max() <= 5 / np.sqrt(rounds)
+
+
+def test_independent_has_the_mean_as_its_rate_and_room_for_its_rounds():
+    assert OWN.rate(10) == pytest.approx(0.467)
+    assert OWN.capacity(10) == 10
+    many = Independent([0.05] * 1000)
+    assert 50 < many.capacity(1000) < 150
+    assert max(len(many.select(0, t, 1000)) for t in range(200)) <= many.capacity(1000)
+    assert [len(Independent([1.0, 1.0]).select(0, t, 2)) for t in range(5)] == [2] * 5
+
+
+def test_independent_lists_are_described_by_a_digest():
+    same = Independent(np.array(OWN.probabilities))
+    assert same == OWN
+    assert same.describe() == OWN.describe()
+    assert Independent([0.1] * 10).describe() != OWN.describe()
+    assert as_participation(OWN) is OWN
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], r"probabilities \(p_i\) must be a list of numbers, one per client, got \[\]\. Write \[0\.1, 0\.5, 1\.0\]"),
+        ("0.5", r"probabilities \(p_i\) must be a list of numbers"),
+        (0.5, r"probabilities \(p_i\) must be a list of numbers"),
+        ([0.5, 0.0], r"probability of client 1 \(p_i\) must be in \(0, 1\], got 0\.0\."),
+        ([1.5], r"probability of client 0 \(p_i\) must be in \(0, 1\], got 1\.5\."),
+        ([0.5, None], r"probability of client 1 \(p_i\) must be in \(0, 1\], got None\."),
+    ],
+    ids=str,
+)
+def test_bad_probabilities(given, said):
+    with pytest.raises(InvalidArgument, match=f"^{said}"):
+        Independent(given)
+
+
+def test_there_is_one_probability_per_client():
+    OWN.check(0, 5, 10)
+    with pytest.raises(InvalidArgument, match=r"^probabilities \(p_i\) must be one per client \(12\), got 10\."):
+        OWN.check(0, 5, 12)

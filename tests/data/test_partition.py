@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2_contingency, chisquare
 
 from fedpact.core.errors import DataError, InvalidArgument, UnknownName
-from fedpact.data import from_arrays, partition, synthetic
+from fedpact.data import Dataset, from_arrays, partition, synthetic
 
 SEEDS = (0, 1, 17)
 LABELS = np.random.default_rng(5).integers(0, 4, 240)
@@ -230,3 +230,78 @@ def test_split_names_that_do_not_exist(arguments, sentence):
 def test_dirichlet_needs_classes():
     with pytest.raises(InvalidArgument, match=r"how must be a split that needs no classes, got 'dirichlet'\. Choose"):
         from_arrays(np.eye(30), np.linspace(0, 1, 30)).split(3, how="dirichlet", alpha=1.0)
+
+
+# The imbalanced groups of FedADMM's Table VI
+
+
+@pytest.mark.parametrize(("rows", "shard", "mean", "deviation"), [(60_000, 6, 300, 171.03), (50_000, 5, 250, 142.52)])
+def test_the_imbalanced_split_is_table_vi(rows, shard, mean, deviation):
+    """200 clients: pairs with 1, 2, … 99 shards of 6 (5) rows each, and 50 each for the last two; mean and deviation."""
+    labels = np.repeat(np.arange(10), rows // 10)
+    parts = partition.imbalanced(np.random.default_rng(0), labels, 200)
+    d = np.array([len(part) for part in parts])
+    assert d.tolist() == [shard * g for g in range(1, 100) for _ in (0, 1)] + [50 * shard] * 2
+    assert d.mean() == mean
+    assert abs(d.std(ddof=1) - deviation) < 0.01  # 171.033 and 142.527, which the table cuts to 142.52
+    assert sorted(np.concatenate(parts)) == list(range(rows))
+    for part in parts[:20]:  # a shard is of one label here, but for those that a class's end cuts
+        assert len(np.unique(labels[part])) <= len(part) // shard
+
+
+def test_the_imbalanced_split_by_name_and_seed():
+    dataset = from_arrays(np.zeros((240, 2)), LABELS.astype(float), classes=list("abcd"))
+    one, again, other = (dataset.split(clients=20, how="imbalanced", seed=s) for s in (3, 3, 4))
+    assert one.sizes.sum() == 240
+    assert all(np.array_equal(a, b) for a, b in zip(one.rows, again.rows, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(one.rows, other.rows, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [
+        (7, r"clients \(m\) must be even for pairs of clients, got 7"),
+        (2, r"clients \(m\) must be at least 4 for pairs of unlike size, got 2"),
+        (40, r"\(clients/2\)² must be at most the number of rows, 240, got 400\. Use fewer clients"),
+        (0, r"clients \(m\) must be an integer of at least 1, got 0"),
+    ],
+)
+def test_imbalanced_splits_that_cannot_be(clients, said):
+    with pytest.raises(InvalidArgument, match=f"^{said}"):
+        partition.imbalanced(np.random.default_rng(0), LABELS, clients)
+
+
+# A dataset's own test rows are nobody's
+
+
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
+        ("iid", {"clients": 6}),
+        ("cuts", {"clients": 6}),
+        ("sizes", {"sizes": [50, 60, 70]}),
+        ("shards", {"clients": 6}),
+        ("imbalanced", {"clients": 6}),
+        ("dirichlet", {"clients": 6, "alpha": 1.0}),
+        ("iid", {"clients": 6, "holdout": 0.25}),
+    ],
+    ids=str,
+)
+def test_no_split_gives_a_client_a_test_row(how, options):
+    whole = from_arrays(np.arange(480.0).reshape(240, 2), LABELS.astype(float), classes=list("abcd"))
+    test = np.random.default_rng(1).permutation(240)[:60]
+    dataset = Dataset(whole.name, whole.x, whole.y, whole.schema, {}, "none", test)
+    federation = dataset.split(how=how, **options)
+    given = np.concatenate([*federation.rows, *federation.held_out])
+    assert len(np.unique(given)) == len(given) == 180
+    assert not np.intersect1d(given, test).size
+    assert federation.digest != whole.split(how=how, **options).digest
+
+
+def test_test_rows_are_rows_and_not_all_of_them():
+    whole = from_arrays(np.zeros((6, 1)), np.arange(6.0) % 2, classes=["a", "b"])
+    for test, said in (([0, 6], "test of dataset"), ([1, 1], "test of dataset"), (range(6), r"test .* must leave rows")):
+        with pytest.raises((DataError, InvalidArgument), match=said):
+            Dataset("x", whole.x, whole.y, whole.schema, {}, "none", list(test))
+    some = Dataset("x", whole.x, whole.y, whole.schema, {}, "none", [4, 5])
+    assert some.take([5, 0, 4]).test.tolist() == [0, 2]

@@ -1,0 +1,191 @@
+"""PyTorch modules as problems: the gradients are JAX's, the algorithms unchanged, bad modules refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import fedpact as fp
+from fedpact.core.contract import Batch, Oracle
+from fedpact.core.errors import InvalidArgument
+from fedpact.core.vector import Vector
+from fedpact.engines import HostEngine
+from fedpact.model import Model
+from fedpact.problems.torch import TorchNetwork
+from fedpact.problems.training import Plan, train
+
+
+def two_layers():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+
+
+THEIRS = TorchNetwork(two_layers, shape=(1, 4, 4), classes=3)
+OURS = fp.TwoLayer(inputs=16, hidden=5, classes=3)
+
+
+def as_ours(w):
+    """PyTorch's weights are (outputs, inputs), ours the other way round."""
+    t = {name: np.asarray(a) for name, a in w.tree.items()}
+    layer = lambda i: {"w": jnp.asarray(t[f"{i}.weight"].T), "b": jnp.asarray(t[f"{i}.bias"])}
+    return Vector({"hidden": layer(1), "output": layer(3)})
+
+
+def close(theirs, ours, **near):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **near), as_ours(theirs).tree, ours.tree)
+
+
+@pytest.fixture(scope="module")
+def rows(federation):
+    x, y = federation.client(0)
+    weight = np.append(np.ones(len(y) - 4, np.float32), np.zeros(4, np.float32))  # the last four are padding
+    return Batch(jnp.asarray(x), jnp.asarray(y, jnp.float32), jnp.asarray(weight), jnp.asarray(0, jnp.int32))
+
+
+@pytest.fixture(scope="module")
+def start():
+    return THEIRS.init(16, np.float32, jax.random.key(1))
+
+
+@pytest.mark.parametrize("softmax", [False, True])
+def test_value_and_gradient_are_jax_s(rows, start, softmax):
+    theirs = TorchNetwork(two_layers, shape=(1, 4, 4), classes=3, softmax=softmax)
+    ours = fp.TwoLayer(inputs=16, hidden=5, classes=3, softmax=softmax)
+    value, gradient = theirs.value_and_gradient(start, rows)
+    expected, slope = ours.value_and_gradient(as_ours(start), rows)
+    assert float(value) == pytest.approx(float(expected), rel=1e-5)
+    close(gradient, slope, rtol=1e-4, atol=1e-6)
+    assert float(theirs.value(start, rows)) == pytest.approx(float(expected), rel=1e-5)
+    np.testing.assert_allclose(theirs.predict(start, rows.x), ours.predict(as_ours(start), rows.x), rtol=1e-4)
+    assert float(theirs.counts(start, rows)["correct"]) == float(ours.counts(as_ours(start), rows)["correct"])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_training_in_pytorch_is_the_generic_one_on_all_rows(rows, start, momentum):
+    """Three epochs with momentum, a linear term and a pull towards another point."""
+    rng = np.random.default_rng(0)
+    other = start.map(lambda a: jnp.asarray(rng.normal(size=a.shape), np.float32))
+    plan, key = Plan(0.1, momentum, None), jax.random.key(0)
+    extra = {"rho": 0.3, "center": other}
+    theirs = train(THEIRS.oracle, start, rows, key, plan, 3, linear=0.01 * other, **extra)
+    extra = {"rho": 0.3, "center": as_ours(other)}
+    ours = train(Oracle(OURS), as_ours(start), rows, key, plan, 3, linear=as_ours(0.01 * other), **extra)
+    close(theirs.w, ours.w, rtol=1e-4, atol=1e-5)
+    assert theirs.steps == int(ours.steps) == 3
+    assert theirs.loss == pytest.approx(float(ours.loss), rel=1e-4)
+
+
+def test_batches_see_every_real_row_once_an_epoch(rows, start):
+    seen = []
+    oracle = THEIRS.oracle
+    loss = TorchNetwork._loss
+
+    def noting(self, images, labels, weight):
+        seen.append(images.reshape(len(images), -1).numpy())
+        return loss(self, images, labels, weight)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchNetwork, "_loss", noting)
+        done = train(oracle, start, rows, jax.random.key(3), Plan(0.1, 0.0, 6), 2)
+    assert [len(part) for part in seen] == [6, 6, 4] * 2
+    assert done.steps == 6
+    real = np.sort(((np.asarray(rows.x[:16]) / 255 - 0.1307) / 0.3081).astype(np.float32), axis=0)
+    for epoch in (seen[:3], seen[3:]):
+        np.testing.assert_allclose(np.sort(np.concatenate(epoch), axis=0), real, rtol=1e-5, atol=1e-6)
+    again = train(oracle, start, rows, jax.random.key(3), Plan(0.1, 0.0, 6), 2)
+    jax.tree.map(np.testing.assert_array_equal, again.w.tree, done.w.tree)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        fp.FedSGD(rate=0.5),
+        fp.FedAvg(epochs=2, step=0.1),
+        fp.FedADMM(epochs=2, vary=False, rate=0.1, momentum=0.5, rho=0.1),
+        fp.FedADMM.preset("printed", epochs=2, vary=False, eta="participation", rho=0.1, weights="rows"),
+        fp.Scaffold(epochs=2, rate=0.1),
+    ],
+    ids=["fedsgd", "fedavg", "fedadmm", "printed", "scaffold"],
+)
+def test_runs_are_those_of_the_same_network_in_jax(settings, federation, monkeypatch):
+    """From PyTorch's start: the same models after three rounds of some of the clients, on all rows, to rounding."""
+    monkeypatch.setattr(fp.TwoLayer, "init", lambda self, features, dtype, key=None: as_ours(THEIRS.init(16, dtype, key)))
+    options = {"participation": [[0, 1, 2], [2, 3], [0, 4]], "rounds": 3, "engine": HostEngine(at_once=1)}
+    theirs = fp.run(settings, THEIRS, federation, **options)
+    ours = fp.run(settings, OURS, federation, **options)
+    close(theirs.model.w, ours.model.w, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(theirs.history.column("test_loss"), ours.history.column("test_loss"), rtol=1e-4)
+    np.testing.assert_array_equal(theirs.history.column("bytes_up"), ours.history.column("bytes_up"))
+    np.testing.assert_array_equal(theirs.history.column("gradients"), ours.history.column("gradients"))
+
+
+def test_a_run_with_batches_learns_leaves_a_folder_and_is_repeated(federation, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")
+    settings = fp.FedADMM(epochs=4, batch=6, rate=0.1, momentum=0.5)
+    run, again = (
+        fp.run(settings, THEIRS, federation, rounds=8, seed=2, folder=tmp_path / name, telemetry="all") for name in "ab"
+    )
+    assert run.history.last("objective") < run.history.column("objective")[0]
+    jax.tree.map(np.testing.assert_array_equal, run.model.w.tree, again.model.w.tree)
+    model = Model.load(tmp_path / "a", problem=THEIRS)
+    x = federation.dataset.x[:7]
+    np.testing.assert_array_equal(model.predict(x), run.model.predict(x))
+    loaded = fp.Run.load(tmp_path / "a", problem=THEIRS)
+    assert loaded.history.rounds == 8
+    with pytest.raises(InvalidArgument, match="^problem must be given to load a network of your own"):
+        Model.load(tmp_path / "a")
+
+
+def test_its_start_follows_from_the_seed():
+    one, again, other = (THEIRS.init(16, np.float32, jax.random.key(s)) for s in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(again), strict=True))
+    assert not any(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+    assert THEIRS.dim == 16 * 5 + 5 + 18
+
+
+# Bad modules and settings
+
+
+class Whole(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.count = torch.nn.Parameter(torch.zeros(3, dtype=torch.int64), requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: 3, r"^make must be a function that returns an nn\.Module, got 3"),
+        (Whole, r"^parameters must be floating point, got torch\.int64 at count"),
+        (
+            lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 3)),
+            r"^make must be a module without running statistics, got \['1\.running_mean', '1\.running_var'\]",
+        ),
+        (
+            lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4)),
+            r"^make must be a module to scores of shape \(B, 3\), got \(2, 4\)",
+        ),
+        (
+            lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(9, 3)),
+            r"^make must be a module that takes images of shape \(B, 1, 4, 4\), got RuntimeError",
+        ),
+    ],
+)
+def test_bad_modules(make, said, federation):
+    with pytest.raises(InvalidArgument, match=said):
+        fp.run(fp.FedSGD(), TorchNetwork(make, shape=(1, 4, 4), classes=3), federation, rounds=1)
+
+
+def test_what_needs_jax_is_refused(federation):
+    options = {"rounds": 1}
+    with pytest.raises(InvalidArgument, match=r"^make must be a function that returns an nn\.Module, got None"):
+        TorchNetwork(None)
+    with pytest.raises(InvalidArgument, match=r'^engine must be "host" for TorchNetwork, got LocalEngine'):
+        fp.run(fp.FedSGD(), THEIRS, federation, engine="local", **options)
+    with pytest.raises(InvalidArgument, match=r"^at_once must be 1 here, with one device, got 4"):
+        fp.run(fp.FedSGD(), THEIRS, federation, engine=HostEngine(at_once=4), **options)
+    for settings in (fp.FedADMM(solver="lbfgs"), fp.FedADMM(accuracy=1e-3)):
+        with pytest.raises(InvalidArgument, match=r"^solver must be sgd or gd without accuracy for a problem that is not"):
+            fp.run(settings, THEIRS, federation, **options)
