@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from fedpact.core.contract import check_needs
 from fedpact.core.driver import Finished, drive
 from fedpact.core.environment import cache_folder, environment
 from fedpact.core.errors import (
-    FedpactError,
     require,
     require_flags,
     require_positive_int,
@@ -135,7 +135,7 @@ class Run:
         return cls(**load(Path(folder)))
 
     def __repr__(self) -> str:
-        objective = self.history.last("objective")
+        objective = self.history.end("objective")
         return f"Run({self.name!r}: {self.history.rounds} rounds, {self.outcome}; objective {objective:.6g})"
 
     @property
@@ -145,11 +145,10 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The last measured value of what matters."""
+        """What matters, at the end: the telemetry is the last row's, finite or not."""
         last, columns = self.history.last, self.history.columns
-        out: dict[str, Any] = {"objective": last("objective"), "gradient": last("gradient")}
-        if "accuracy" in columns:
-            out["accuracy"] = last("accuracy")
+        names = ("objective", "gradient", "accuracy")
+        out: dict[str, Any] = {name: self.history.end(name) for name in names if name in columns}
         out |= {
             "rounds": self.history.rounds,
             "megabytes_up": last("bytes_up") / 1e6,
@@ -227,6 +226,13 @@ def run(
     return execute(experiment, folder=folder, name=name, progress=progress, resuming=resume)
 
 
+def uninterrupted(run: Run, hint: str) -> Run:
+    """The run, unless Ctrl-C cut it: then what several runs are for ends too, for a cut run must not be judged."""
+    if run.outcome_kind is Outcome.INTERRUPTED:
+        raise KeyboardInterrupt(f"interrupted in {run.name}, after {run.history.rounds} rounds. {hint}")
+    return run
+
+
 def compare(
     algorithms: Sequence[Settings],
     problem: Any,
@@ -239,7 +245,8 @@ def compare(
 ) -> Runs:
     """Run several algorithms on the same data with the same seed, hence the same cohorts.
 
-    With a `folder` each run has a folder of its own in it: 01-fedepm, 02-sfedavg, ….
+    With a `folder` each run has a folder of its own in it: 01-fedepm, 02-sfedavg, …. Ctrl-C ends the comparison; the
+    same call with resume=True goes on with what the folders keep.
     """
     made = all(isinstance(settings, Settings) for settings in algorithms)
     require(made, "algorithms", "settings such as fedpact.FedEPM()", list(algorithms))
@@ -248,7 +255,8 @@ def compare(
     runs = Runs()
     for i, (settings, label) in enumerate(zip(algorithms, labels, strict=True)):
         own = None if folder is None else Path(folder) / _numbered(i, settings.name)
-        runs.append(run(settings, problem, federation, folder=own, name=label, progress=progress, **options))
+        one = run(settings, problem, federation, folder=own, name=label, progress=progress, **options)
+        runs.append(uninterrupted(one, "Nothing was kept." if own is None else "Go on with resume=True."))
     minimum = least(problem, federation)
     return Runs(dataclasses.replace(one, least=minimum) for one in runs)
 
@@ -287,7 +295,8 @@ def trials(
             experiments[0].rounds,
             PRECISIONS[experiments[0].precision],
         )
-        out.extend(_run(e, loop, end, name, None) for e, end in zip(experiments, finished, strict=True))
+        for e, end in zip(experiments, finished, strict=True):
+            out.append(uninterrupted(_run(e, loop, end, name, None), f"Trials {first} and later were not kept."))
     return out
 
 
@@ -310,15 +319,25 @@ def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Pat
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
     notices = [*loop.algorithm.notices, *_uncovered(e, loop.algorithm), *verdict, *_worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
-        notices.append(f"The run stopped: {end.where}. The model is the last one that was finite.")
+        notices.append(f"The run stopped: {end.where}. {_kept(end.history)}")
     label = name or e.algorithm.label
     return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, scores, folder)
+
+
+def _kept(history: History) -> str:
+    """What the model of a run is worth that met a number that is not finite."""
+    f = history.column("objective")
+    if np.isfinite(f[-1]):
+        return f"The model is that of round {history.rounds}, the last one with a finite objective."
+    fine = np.flatnonzero(np.isfinite(f))
+    since = f" since round {fine[-1]}" if len(fine) else ""
+    return f"The model's numbers are finite, its objective is not, and no better one{since} was kept: do not use it."
 
 
 def _worse(e: Experiment, history: History) -> list[str]:
     """Where the objective ended above its start: a sentence with the numbers and what to change."""
     f = history.column("objective")
-    first, last = f[0], history.last("objective")
+    first, last = f[0], f[-1]
     if not last > first + 1e-9 * abs(first):
         return []
     best = int(np.nanargmin(f))
@@ -354,9 +373,14 @@ def execute(
 
     `source` is the experiment file as it was read, for the folder to keep.
     """
-    loop = _loop(experiment)
+    require(folder is not None or not resuming, "resume", "False without a folder", resuming, hint="Give the folder.")
     path = None if folder is None else Path(folder)
-    keeper = None if path is None else RunFolder(path, experiment, resuming, source)
+    with RunFolder(path, experiment, resuming, source) if path is not None else nullcontext() as keeper:
+        return _execute(experiment, keeper, name, progress)
+
+
+def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None, progress: bool | None) -> Run:
+    loop = _loop(experiment)
     begun = keeper.begun if keeper is not None else 0
     bar = Progress(experiment.rounds, name or experiment.algorithm.label, enabled=progress, start=begun)
 
@@ -378,13 +402,9 @@ def execute(
             resumed=keeper.resumed() if keeper is not None else None,
             after_block=after_block,
         )
-    except FedpactError:
-        if keeper is not None:
-            keeper.abandon()
-        raise
     finally:
         bar.close()
-    result = _run(experiment, loop, end, name, path)
+    result = _run(experiment, loop, end, name, keeper.folder if keeper is not None else None)
     if keeper is not None:
         result = dataclasses.replace(result, least=least(experiment.problem, experiment.federation))
         keeper.finish(result)

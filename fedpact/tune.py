@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from fedpact.core.errors import InvalidArgument, require, require_positive_int, unknown
 from fedpact.core.settings import Settings
 from fedpact.core.stop import Outcome
-from fedpact.run import Run, run
+from fedpact.run import Run, run, uninterrupted
 
 FACTOR = 3
 LARGER_IS_BETTER = ("accuracy", "auc", "r_squared", "snr")
@@ -96,6 +96,7 @@ def tune(
         scored = []
         for index in order[:count]:
             result = run(made[index], problem, federation, rounds=length, seed=seed, **options)
+            uninterrupted(result, f"{len(trials)} trials were done before it; a tuning starts anew.")
             trial = Trial(candidates[index], length, _score(result, metric), result.outcome)
             trials.append(trial)
             scored.append((trial.score, index))
@@ -127,7 +128,7 @@ def _score(result: Run, metric: str) -> float:
     else:
         if metric not in result.history.columns:
             raise unknown("metric", metric, [*result.history.columns, "held_out.accuracy", "held_out.auc"])
-        value = result.history.last(metric)
+        value = result.history.end(metric)
     if result.outcome_kind is Outcome.NONFINITE or value is None or not math.isfinite(value):
         return worst
     return float(value)

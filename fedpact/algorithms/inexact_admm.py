@@ -128,11 +128,15 @@ def inner_bound(sigma: float, r: float, s: float, distance2: float, epsilon: flo
 
 
 def _admit(hellos: Hello, clients: Sequence[int]) -> None:
-    bad = np.flatnonzero(~(np.asarray(hellos.sigma) > 0))
-    if bad.size:
-        value = float(np.asarray(hellos.sigma)[bad[0]])
+    sigma = np.asarray(hellos.sigma)
+    for i in np.flatnonzero(~np.isfinite(sigma)):
         raise DataError(
-            f"r_i of client {clients[bad[0]]} must be above 0, got σ_i = {value:g}: its rows leave the loss flat. Give "
+            f"r_i of client {clients[i]} must be finite, got σ_i = {sigma[i]:g}: the squares of its rows overflow. "
+            "Scale its columns, or take it out."
+        )
+    for i in np.flatnonzero(~(sigma > 0)):
+        raise DataError(
+            f"r_i of client {clients[i]} must be above 0, got σ_i = {sigma[i]:g}: its rows leave the loss flat. Give "
             "it rows that are not all zeros, take it out, or give the problem an l2 above 0."
         )
 

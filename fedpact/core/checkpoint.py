@@ -1,7 +1,8 @@
 """Checkpoints: one sealed file each, whole or absent, that knows which settings it belongs to.
 
 The header holds the digest of the settings, so that another experiment's checkpoint is refused, the round, and how much
-of history.csv belongs to it; the arrays are those of the loop's carry, in order. The seal refuses a damaged file.
+of history.csv belongs to it, with the digest of that part; the arrays are those of the loop's carry, in order. The seal
+refuses a damaged file.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Checkpoint(NamedTuple):
     history_bytes: int
     elapsed: float
     leaves: list[np.ndarray]
+    history_digest: str = ""
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -40,10 +42,24 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*.bin"))
 
 
-def save(folder: Path, carry: Any, settings: str, round_number: int, history_bytes: int, elapsed: float) -> Path:
+def save(
+    folder: Path,
+    carry: Any,
+    settings: str,
+    round_number: int,
+    history_bytes: int,
+    elapsed: float,
+    history_digest: str = "",
+) -> Path:
     """Write the carry after a round; older checkpoints than the last two are removed afterwards."""
     arrays = {f"{i:06d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(carry))}
-    header = {"settings": settings, "round": round_number, "history_bytes": history_bytes, "elapsed": elapsed}
+    header: dict[str, Any] = {
+        "settings": settings,
+        "round": round_number,
+        "history_bytes": history_bytes,
+        "elapsed": elapsed,
+    }
+    header["history_digest"] = history_digest
     path = folder / f"checkpoint-{round_number:09d}.bin"
     write_atomic(path, seal("checkpoint", header, arrays))
     for old in _files(folder)[:-KEPT]:
@@ -57,7 +73,7 @@ def load(folder: Path, settings: str) -> Checkpoint | None:
     if not files:
         return None
     path = files[-1]
-    found = unseal("checkpoint", path.read_bytes())
+    found = unseal("checkpoint", path.read_bytes()) if path.is_file() else None
     if found is None:
         hint = f"Delete it to resume from {files[-2].name}." if len(files) > 1 else "Delete it to start the run again."
         raise CheckpointError(f"checkpoint must be whole, got a damaged file {path}. {hint}")
@@ -68,7 +84,9 @@ def load(folder: Path, settings: str) -> Checkpoint | None:
             f"where this run has {settings[:12]}. Resume with the settings it was made with, or choose a new folder."
         )
     leaves = [arrays[name] for name in sorted(arrays)]
-    return Checkpoint(header["round"], header["history_bytes"], header["elapsed"], leaves)
+    return Checkpoint(
+        header["round"], header["history_bytes"], header["elapsed"], leaves, header.get("history_digest", "")
+    )
 
 
 def restore(carry: Any, leaves: list[np.ndarray]) -> Any:

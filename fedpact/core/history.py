@@ -62,6 +62,10 @@ class History:
             raise unknown("column", name, self._columns)
         return next((v for v in reversed(self._columns[name]) if not math.isnan(v)), math.nan)
 
+    def end(self, name: str) -> float:
+        """The last row's value of a column, measured or not."""
+        return float(self.column(name)[-1])
+
     def extend(self, rows: Mapping[str, np.ndarray]) -> None:
         """Append a block of rows."""
         for name, values in self._columns.items():

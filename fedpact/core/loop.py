@@ -248,6 +248,7 @@ class Loop:
             keep = (t + 1) % self.evaluate_every == 0
             recent = jax.tree.map(lambda a, b: jnp.where(keep, a, b), recent, carry.recent)
             met = met & keep
+            fine = fine & (jnp.isfinite(row["objective"]) | ~keep)
         halt = jnp.where(fine, jnp.where(met, STOPPED, GOING), NONFINITE)
         slot = jnp.where(jnp.all(sound), -1, jnp.argmin(sound))
         position = jnp.where(slot >= 0, cohort.positions[slot], -1).astype(carry.culprit.dtype)

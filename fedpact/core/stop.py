@@ -23,7 +23,7 @@ class Outcome(enum.Enum):
 
     STOPPED = "a stop rule was met"
     ROUNDS = "all rounds were run"
-    NONFINITE = "a number was not finite; the last good state is kept"
+    NONFINITE = "a number was not finite"
     INTERRUPTED = "interrupted; what is done is kept"
 
 
