@@ -33,7 +33,7 @@ CHECKPOINT_SECONDS = 5.0
 END = ("result.json", "report.html", "model.bin")
 LOCK = ".lock"
 #: What the two files of a finished run must hold.
-RESULT = {
+RESULT: dict[str, Any] = {
     "name": str,
     "outcome_kind": str,
     "where": str,
@@ -41,7 +41,7 @@ RESULT = {
     "metrics": (dict, type(None)),
     "notices": list,
 }
-CONFIG = {"algorithm": dict, "data": dict, "run": dict}
+CONFIG: dict[str, Any] = {"algorithm": dict, "data": dict, "run": dict}
 
 
 def _is_new(folder: Path) -> bool:
@@ -230,6 +230,10 @@ def record(run: Any) -> dict[str, Any]:
     }
 
 
+def _has(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> bool:
+    return all(isinstance(values.get(key), kind) for key, kind in kinds.items())
+
+
 def load(folder: Path) -> dict[str, Any]:
     """The fields of the `Run` that `finish` left in a folder."""
     result, config, history, model = (
@@ -243,11 +247,12 @@ def load(folder: Path) -> dict[str, Any]:
         )
     hint = "Resume the run to have it written again."
     written, settings = read_json(result, hint), read_json(config, hint)
-    for path, values, kinds in ((result, written, RESULT), (config, settings, CONFIG)):
-        if not all(isinstance(values.get(key), kind) for key, kind in kinds.items()):
+    for path, kinds, ok in (
+        (result, RESULT, _has(written, RESULT) and written["outcome_kind"] in Outcome.__members__),
+        (config, CONFIG, _has(settings, CONFIG) and isinstance(settings["data"].get("digest"), str)),
+    ):
+        if not ok:
             raise CheckpointError(f"{path.name} must have {', '.join(kinds)}, got a damaged file {path}. {hint}")
-    if written["outcome_kind"] not in Outcome.__members__ or not isinstance(settings["data"].get("digest"), str):
-        raise CheckpointError(f"{result.name} and {config.name} must be whole, got damaged files in {folder}. {hint}")
     rows = History.read(history)
     if len(rows) == 0 or not {"objective", "gradient", "bytes_up", "seconds"} <= set(rows.columns):
         raise CheckpointError(f"history.csv must have its columns and a row, got a damaged file {history}. {hint}")

@@ -16,7 +16,7 @@ from fedpact.core.errors import CheckpointError, DataError, InvalidArgument, req
 from fedpact.core.files import make_folder, write_atomic
 from fedpact.core.sealed import seal, unseal
 from fedpact.core.vector import Vector
-from fedpact.data.dataset import Schema
+from fedpact.data.dataset import Schema, as_numbers, as_sparse, require_finite
 from fedpact.data.tables import read_rows
 from fedpact.problems import PROBLEMS
 
@@ -51,9 +51,11 @@ class Model:
 
     def predict(self, x: Any) -> np.ndarray:
         """Probabilities of class 1, or values, for an (N, n) array of features."""
-        x = x if scipy.sparse.issparse(x) else np.asarray(x, dtype=np.float64)
+        x = as_sparse(x, "x") if scipy.sparse.issparse(x) else as_numbers(x, "x")
         features = self.w.tree["w"].shape[0]
         require(x.ndim == 2 and x.shape[1] == features, "x", f"an (N, {features}) array", x.shape)
+        if not scipy.sparse.issparse(x):
+            require_finite(x, "x")
         return np.asarray(self.problem.predict(self.w, x))
 
     def predict_csv(self, path: str | os.PathLike[str]) -> np.ndarray:

@@ -15,10 +15,11 @@ import jax
 import numpy as np
 
 from fedpact.core import checkpoint
-from fedpact.core.contract import check_needs
+from fedpact.core.contract import check_flat, check_needs
 from fedpact.core.driver import Finished, drive
 from fedpact.core.environment import cache_folder, environment
 from fedpact.core.errors import (
+    is_count,
     require,
     require_flags,
     require_positive_int,
@@ -28,7 +29,7 @@ from fedpact.core.files import make_folder, write_atomic, write_json
 from fedpact.core.history import History
 from fedpact.core.loop import Loop
 from fedpact.core.participation import Schedule, as_participation
-from fedpact.core.settings import Settings
+from fedpact.core.settings import Settings, plain
 from fedpact.core.stop import Never, Outcome, Rule
 from fedpact.data import Federation
 from fedpact.engines import as_engine
@@ -65,10 +66,11 @@ class Experiment:
         require(ok, "problem", "a problem such as fedpact.Logistic()", self.problem, hint=hint)
         given, hint = type(self.federation).__name__, "Deal a dataset's rows to clients with dataset.split(clients=10)."
         require(isinstance(self.federation, Federation), "federation", "a Federation", given, hint=hint)
+        for name in ("rounds", "seed", "evaluate_every", "timing"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         require_positive_int("rounds", self.rounds)
         require_positive_int("evaluate_every", self.evaluate_every)
-        ok = isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**31
-        require(ok, "seed", "an integer from 0 to 2³¹−1", self.seed)
+        require(is_count(self.seed), "seed", "an integer from 0 to 2³¹−1", self.seed)
         require(self.stop is None or isinstance(self.stop, Rule), "stop", "a rule of fedpact.stop", self.stop)
         require_flags(self, "timing")
         if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
@@ -78,6 +80,7 @@ class Experiment:
         self.participation.check(self.seed, self.rounds, self.federation.clients)
         self.problem.check(self.federation)
         loop = _loop(self)
+        check_flat(loop.algorithm, self.problem, self.federation)
         if self.stop is not None:
             loop.check_stop(_start(self), self.federation.features, PRECISIONS[self.precision])
 
@@ -276,8 +279,12 @@ def trials(
     `federations` is one federation for all, or one per seed (same number of clients and features). `at_once` bounds
     the memory. Times in these histories are those of the whole group: measure times with sequential runs.
     """
+    seeds = [plain(seed) for seed in seeds]
     splits = list(federations) if isinstance(federations, (list, tuple)) else [federations] * len(seeds)
     require(len(splits) == len(seeds), "federations", f"one, or one per seed ({len(seeds)})", len(splits))
+    shapes = sorted({(one.clients, one.features) for one in splits if isinstance(one, Federation)})
+    hint = "Run them one by one."
+    require(len(shapes) <= 1, "federations", "of the same number of clients and features", shapes, hint=hint)
     require_positive_int("at_once", at_once, hint="It is how many trials share the memory.")
     require(not options.get("timing"), "timing", "False for vectorised trials", True, hint="Run them one by one.")
     out = Runs()
@@ -409,6 +416,13 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
         result = dataclasses.replace(result, least=least(experiment.problem, experiment.federation))
         keeper.finish(result)
     return result
+
+
+def before(experiment: Experiment) -> Run:
+    """The run before its first round: it has the columns and the scores that the run will have."""
+    e, loop = experiment, _loop(experiment)
+    (end,) = drive(loop, [e.federation], _start(e), e.participation, [e.seed], 0, PRECISIONS[e.precision])
+    return _run(e, loop, end, None, None)
 
 
 def use_compilation_cache() -> None:

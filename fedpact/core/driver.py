@@ -153,10 +153,10 @@ def _admit(loop: Loop, hellos: Any, clients: np.ndarray) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(hellos):
         bad = np.flatnonzero(~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1))
         if bad.size:
-            name = jax.tree_util.keystr(path).lstrip(".")
+            name = jax.tree_util.keystr(path[:1]).lstrip(".")
             raise DataError(
-                f"first message of client {clients[bad[0]]} must be finite, got {name} that is not. Its rows are too "
-                "large, or its gradient at the start is not finite: scale them, or take the client out."
+                f"first message of client {clients[bad].min()} must be finite, got {name} that is not. Its rows are "
+                "too large, or its gradient at the start is not finite: scale them, or take the client out."
             )
 
 

@@ -80,7 +80,7 @@ def test_one_feature_per_category(csv_file):
     assert again.encode(["ward", "sex", "age"], [["a", "f", "7"]], "new").tolist() == [[7, 1, 0, 1, 0, 0]]
     with pytest.raises(DataError, match=r"column 'ward' \(new, line 2\) must be one of a, b, c, got 'd'\."):
         again.encode(["ward", "sex", "age"], [["d", "f", "7"]], "new")
-    with pytest.raises(UnknownName, match=r"column of new must be one of age, sex, got 'ward'\."):
+    with pytest.raises(UnknownName, match=r"new must have the column 'ward', which .+, got only age, sex\."):
         again.encode(["sex", "age"], [["f", "7"]], "new")
     with pytest.raises(UnknownName, match=r"coding must be one of onehot, ordinal, got 'hot'\."):
         from_csv(csv_file(text), "sick", categorical=["sex"], coding="hot")
