@@ -95,8 +95,7 @@ class Dataset:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of x and y with their shape, and of the columns' and classes' names, whatever the dataset's name."""
-        schema = self.schema
-        text = sha256(repr((self.x.shape, schema.columns, schema.target, schema.classes)).encode())
+        text = sha256(repr((self.x.shape, self.schema.columns, self.classes)).encode())
         x = (self.x.data, self.x.indices, self.x.indptr) if scipy.sparse.issparse(self.x) else (self.x,)
         for array in (*x, self.y):
             text.update(array.astype("<f8").tobytes())
