@@ -8,8 +8,9 @@ from typing import Any
 
 from fedpact import data
 from fedpact.algorithms import FedAvg, FedEPM, FedProx, InexactADMM, SFedAvg, SFedProx
+from fedpact.core.files import check_writable
 from fedpact.problems import Logistic, optimum
-from fedpact.run import Runs, run
+from fedpact.run import Runs, run, uninterrupted
 
 ROUNDS = 60
 
@@ -17,6 +18,7 @@ ROUNDS = 60
 def run_demo(folder: Path, rounds: int = ROUNDS, quiet: bool = False) -> dict[str, Any]:
     """Run the comparison, print its table and write its report."""
     begun = time.perf_counter()
+    check_writable(folder)
     dataset = data.breast_cancer()
     federation = dataset.split(clients=20, how="dirichlet", alpha=0.5, seed=0, holdout=0.25)
     problem = Logistic(l2=1e-2, intercept=True)
@@ -36,20 +38,15 @@ def run_demo(folder: Path, rounds: int = ROUNDS, quiet: bool = False) -> dict[st
         )
     runs = Runs()
     for name, settings in contenders.items():
-        runs.append(
-            run(
-                settings,
-                problem,
-                federation,
-                participation=0.5,
-                rounds=rounds,
-                name=name,
-                progress=None if not quiet else False,
-            )
-        )
+        shown = None if not quiet else False
+        one = run(settings, problem, federation, participation=0.5, rounds=rounds, name=name, progress=shown)
+        runs.append(uninterrupted(one, "No report was written."))
         if not quiet:
             print(f"  {name}: {runs[-1].outcome}, objective {runs[-1].summary['objective']:.5f}")
     best = optimum(problem, federation)
+    seconds = time.perf_counter() - begun
+    if not quiet:
+        print(f"\n{runs.table()}\n\nleast possible objective: {best.value:.5f}   ({seconds:.0f} s)")
     report = runs.report(
         folder,
         title="fedpact demo",
@@ -57,9 +54,8 @@ def run_demo(folder: Path, rounds: int = ROUNDS, quiet: bool = False) -> dict[st
         f"never share a row. The least possible objective, from a central solver, is {best.value:.5f}.",
         minimum=best.value,
     )
-    seconds = time.perf_counter() - begun
     if not quiet:
-        print(f"\n{runs.table()}\n\nleast possible objective: {best.value:.5f}   ({seconds:.0f} s)\nreport: {report}")
+        print(f"report: {report}")
     return {
         "optimum": best.value,
         "seconds": seconds,

@@ -64,7 +64,7 @@ def read(path: str | Path, changes: Iterable[str] = ()) -> dict[str, Any]:
         raise DataError(text) from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"experiment must be a TOML file, got {str(path)!r}: {error}. {SEE}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also an integer of more digits than Python reads
         raise DataError(f"experiment must be valid TOML, got {str(path)!r}: {error}. Correct it there.") from None
     for change in changes:
         _apply(values, change)
@@ -78,7 +78,7 @@ def toml_value(text: str) -> Any:
     """What a TOML file means by this text; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         return text.strip()
 
 
@@ -136,12 +136,16 @@ def _called(where: str, build: Callable[..., Any], values: Any) -> Any:
 
 def _federation(source: dict[str, Any], split: dict[str, Any]) -> Any:
     if "csv" in source:
+        if "path" in source:  # what the function calls it
+            known = ["csv", *inspect.signature(data.from_csv).parameters]
+            raise unknown("key of [data]", "path", [key for key in known if key != "path"])
         source = _without_owner(source, split.get("column"))
         dataset = _called("[data]", data.from_csv, {"path": source.pop("csv"), **source})
     else:
-        name = source.pop("name", None)
-        if not isinstance(name, str):
+        if "name" not in source:
             raise InvalidArgument("[data] must have 'name' or 'csv' and 'target', got neither. See: fedpact list")
+        name = source.pop("name")
+        require(isinstance(name, str), "data.name", "the name of a dataset", name, hint="See: fedpact list")
         dataset = data.load(name, **source)
     return dataset.split(**split)
 
@@ -209,7 +213,10 @@ def _stop(table: dict[str, Any]) -> Rule | None:
         if key not in STOPS:
             hint = 'Any column of the history can be a target: target = { column = "objective", value = 0.1 }'
             raise unknown("key of [stop]", key, STOPS, hint=hint)
-        rules.append(STOPS[key](value))
+        try:
+            rules.append(STOPS[key](value))
+        except InvalidArgument as error:  # the rule's word for it is not the file's
+            raise InvalidArgument(f"stop.{key}: {error}") from None
     return any_of(*rules) if rules else None
 
 

@@ -4,11 +4,14 @@ experiment.json   the experiment file, where there was one        config.json   
 environment.json  versions and machine                            history.csv    a row per round, as it grows
 checkpoint-*.bin  the last two                                    model.bin, report.html, result.json   at the end
 clients/          the clients' states, where the engine keeps them on the host
+.lock             held by the process that runs here; the system lets go of it however the process ends
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,28 +22,61 @@ import jax
 from fedpact.core import checkpoint
 from fedpact.core.driver import Resumed
 from fedpact.core.environment import environment
-from fedpact.core.errors import CheckpointError, DataError, FedpactError, InvalidArgument, OutputError
+from fedpact.core.errors import CheckpointError, DataError, InvalidArgument, OutputError, is_number
 from fedpact.core.files import append_synced, make_folder, read_json, write_json, writing
-from fedpact.core.history import History
+from fedpact.core.history import TELEMETRY, History
 from fedpact.core.stop import Outcome
 from fedpact.model import Model, problem_name
 
 #: Seconds of computing between two checkpoints.
 CHECKPOINT_SECONDS = 5.0
+#: What says that a run is finished; result.json first, so that nothing reads as finished that is not whole.
+END = ("result.json", "report.html", "model.bin")
+LOCK = ".lock"
+#: What the two files of a finished run must hold.
+RESULT: dict[str, Any] = {
+    "name": str,
+    "outcome_kind": str,
+    "where": str,
+    "summary": dict,
+    "metrics": (dict, type(None)),
+    "notices": list,
+}
+CONFIG: dict[str, Any] = {"algorithm": dict, "data": dict, "run": dict}
 
 
 def _is_new(folder: Path) -> bool:
-    """Whether it is absent, or holds nothing but the temporary file of a run killed at its first write."""
+    """Whether it is absent, or holds nothing but the lock and the temporary file of a run killed at its first write."""
     if not (folder.exists() or folder.is_symlink()):
         return True
-    return folder.is_dir() and all(path.name.startswith(".") and path.suffix == ".tmp" for path in folder.iterdir())
+    return folder.is_dir() and all(
+        path.name == LOCK or (path.name.startswith(".") and path.suffix == ".tmp") for path in folder.iterdir()
+    )
+
+
+def _locked(folder: Path) -> Any:
+    """The folder's lock, open and held; the same folder is refused to everyone else until it is closed."""
+    with writing(folder):
+        file = (folder / LOCK).open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise OutputError(
+            f"output folder must be free, got {str(folder)!r}, in which another process is running. "
+            "Wait for its end, or choose another folder."
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    return file
 
 
 class RunFolder:
     """A run's folder: configuration, environment, history as it grows, checkpoints, and at the end model and result.
 
     `source` is the experiment file as it was read, where there was one. It is written before the first round, so that
-    a run killed at any moment is resumed as it was last started.
+    a run killed at any moment is resumed as it was last started. `with` holds the folder's lock to its end, and leaves
+    nothing of a run that failed before it began.
     """
 
     def __init__(self, folder: Path, experiment: Any, resuming: bool, source: Mapping[str, Any] | None = None) -> None:
@@ -49,18 +85,34 @@ class RunFolder:
         self.written, self.saved_at = 0, -math.inf
         self.last: tuple[Any, History, float] | None = None
         self._resumed: Resumed | None = None
-        self._new, self._absent = _is_new(folder), not folder.exists()
-        if not (resuming or self._new):
-            raise OutputError(
-                f"output folder must be new or empty, got {str(folder)!r}. Choose another name, or continue the run "
-                f"in it with: fedpact resume {folder}"
-            )
-        make_folder(folder)
+        self._text = hashlib.sha256()  # of history.csv as written
+        self._absent = not folder.exists()
+        self._lock: Any = None
+        if resuming or _is_new(folder) or (folder / LOCK).exists():
+            make_folder(folder)
+            self._lock = _locked(folder)
+        self._new = _is_new(folder)  # with the lock: nobody else can have begun since
         try:
+            if not (resuming or self._new):
+                raise _not_new(folder)
             self._begin(experiment, resuming, source)
-        except FedpactError:
+        except Exception:
             self.abandon()
+            self.close()
             raise
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is not None and issubclass(kind, Exception):  # an interrupted run can be resumed
+            self.abandon()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._lock is not None:
+            self._lock.close()
 
     def _begin(self, experiment: Any, resuming: bool, source: Mapping[str, Any] | None) -> None:
         folder = self.folder
@@ -78,6 +130,9 @@ class RunFolder:
             )
         else:
             self._resume(found)
+        with writing(folder):  # of a shorter run: until the end is written again this one is not finished
+            for name in END:
+                (folder / name).unlink(missing_ok=True)
         if source is not None:
             write_json(folder / "experiment.json", source)
         write_json(folder / "config.json", experiment.config())
@@ -89,6 +144,13 @@ class RunFolder:
             raise CheckpointError(
                 f"{csv} must be as long as the checkpoint says, got a shorter one. It was edited: put it back, or "
                 "delete the checkpoints to start the run again."
+            )
+        with csv.open("rb") as rows:
+            self._text.update(rows.read(found.history_bytes))
+        if found.history_digest not in ("", self._text.hexdigest()):
+            raise CheckpointError(
+                f"{csv} must be as the run wrote it, got one that was edited. Put it back, or delete the checkpoints "
+                "to start the run again."
             )
         with writing(csv), csv.open("rb+") as file:
             file.truncate(found.history_bytes)
@@ -118,7 +180,9 @@ class RunFolder:
 
     def after_block(self, carry: Any, history: History, elapsed: float) -> None:
         """Append the new rows; save a checkpoint when the last one is old enough."""
-        append_synced(self.folder / "history.csv", history.lines(self.written).encode())
+        rows = history.lines(self.written).encode()
+        append_synced(self.folder / "history.csv", rows)
+        self._text.update(rows)
         self.written, self.last = len(history), (carry, history, elapsed)
         if elapsed - self.saved_at >= CHECKPOINT_SECONDS or self.saved_at == -math.inf:
             self.save()
@@ -129,7 +193,8 @@ class RunFolder:
             return
         carry, history, elapsed = self.last
         size = (self.folder / "history.csv").stat().st_size
-        checkpoint.save(self.folder, jax.device_get(carry), self.settings, history.rounds, size, elapsed)
+        text = self._text.hexdigest()
+        checkpoint.save(self.folder, jax.device_get(carry), self.settings, history.rounds, size, elapsed, text)
         self.saved_at, self.last = elapsed, None
 
     def finish(self, result: Any) -> None:
@@ -140,6 +205,16 @@ class RunFolder:
         result.model.save(self.folder / "model.bin")
         result.report(self.folder)
         write_json(self.folder / "result.json", record(result))  # last: its presence says that all is there
+
+
+def _not_new(folder: Path) -> OutputError:
+    how = "."
+    if (folder / "experiment.json").is_file():
+        how = f", or continue the run in it with: fedpact resume {folder}"
+    elif (folder / "config.json").is_file():
+        how = ", or continue the run in it with resume=True."
+    got = repr(str(folder)) + ("" if folder.is_dir() else ", which is a file")
+    return OutputError(f"output folder must be new or empty, got {got}. Choose another name{how}")
 
 
 def record(run: Any) -> dict[str, Any]:
@@ -157,6 +232,10 @@ def record(run: Any) -> dict[str, Any]:
     }
 
 
+def _has(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> bool:
+    return all(isinstance(values.get(key), kind) for key, kind in kinds.items())
+
+
 def load(folder: Path, problem: Any = None) -> dict[str, Any]:
     """The fields of the `Run` that `finish` left in a folder."""
     result, config, history, model = (
@@ -170,16 +249,21 @@ def load(folder: Path, problem: Any = None) -> dict[str, Any]:
         )
     hint = "Resume the run to have it written again."
     written, settings = read_json(result, hint), read_json(config, hint)
-    for path, values, keys in (
-        (result, written, ("name", "outcome_kind", "where", "metrics", "notices")),
-        (config, settings, ("algorithm", "data", "run")),
+    for path, kinds, ok in (
+        (result, RESULT, _has(written, RESULT) and written["outcome_kind"] in Outcome.__members__),
+        (config, CONFIG, _has(settings, CONFIG) and isinstance(settings["data"].get("digest"), str)),
     ):
-        absent = [key for key in keys if key not in values]
-        if absent or values.get("outcome_kind", "ROUNDS") not in Outcome.__members__:
-            raise CheckpointError(f"{path.name} must have {', '.join(keys)}, got a damaged file {path}. {hint}")
+        if not ok:
+            raise CheckpointError(f"{path.name} must have {', '.join(kinds)}, got a damaged file {path}. {hint}")
+    rows = History.read(history)
+    judged = {"objective", "gradient"} <= set(rows.columns) or "test_loss" in rows.columns
+    if len(rows) == 0 or not (judged and {"bytes_up", "seconds"} <= set(rows.columns)):
+        raise CheckpointError(f"history.csv must have its columns and a row, got a damaged file {history}. {hint}")
+    last = {name: written["summary"].get(name) for name in TELEMETRY}  # see `driver`
+    rows.fill({name: value for name, value in last.items() if name in rows.columns and is_number(value)})
     return {
         "name": written["name"],
-        "history": History.read(history),
+        "history": rows,
         "model": Model.load(model, problem),
         "outcome_kind": Outcome[written["outcome_kind"]],
         "where": written["where"],

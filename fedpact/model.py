@@ -17,7 +17,7 @@ from fedpact.core.errors import CheckpointError, DataError, InvalidArgument, req
 from fedpact.core.files import make_folder, write_atomic
 from fedpact.core.sealed import seal, unseal
 from fedpact.core.vector import Vector
-from fedpact.data.dataset import Schema
+from fedpact.data.dataset import Schema, as_numbers, as_sparse, require_finite
 from fedpact.data.tables import read_rows
 from fedpact.problems import PROBLEMS, Network
 
@@ -53,9 +53,12 @@ class Model:
     def predict(self, x: Any) -> np.ndarray:
         """Probabilities of class 1 (of every class for a network), or values, for an (N, n) array of features."""
         pixels = getattr(x, "dtype", None) == np.uint8 and hasattr(self.problem, "multiclass")
-        x = x if scipy.sparse.issparse(x) or pixels else np.asarray(x, dtype=np.float64)
+        if not pixels:
+            x = as_sparse(x, "x") if scipy.sparse.issparse(x) else as_numbers(x, "x")
         features = self.features
         require(x.ndim == 2 and x.shape[1] == features, "x", f"an (N, {features}) array", x.shape)
+        if not (pixels or scipy.sparse.issparse(x)):
+            require_finite(x, "x")
         if not hasattr(self.problem, "multiclass"):
             return np.asarray(self.problem.predict(self.w, x))
         parts = [np.asarray(self.problem.predict(self.w, x[i : i + 500])) for i in range(0, len(x), 500)]

@@ -9,22 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from fedpact.core.errors import InvalidArgument
+from fedpact.core.errors import InvalidArgument, is_number, require
 from fedpact.experiment import build, read
 from fedpact.report.view import labels
-from fedpact.run import Run, Runs, execute
+from fedpact.run import Run, Runs, execute, uninterrupted
 from fedpact.tune import LARGER_IS_BETTER
+
+KEEP = "Nothing was kept: run the files with 'fedpact run', which can be resumed, and compare their folders."
 
 
 def gather(items: Iterable[str], changes: Iterable[str] = ()) -> Runs:
     """Runs from experiment files (run now) and from folders of finished runs (read)."""
+    items, changes = list(items), list(changes)
+    files = any(not Path(item).is_dir() for item in items)
+    hint = "Folders hold runs that are done; change the experiment file and run it again."
+    require(files or not changes, "--set", "left out where only folders are compared", changes, hint=hint)
     runs = Runs()
     for item in items:
         if Path(item).is_dir():
             runs.append(Run.load(item))
         else:
             experiment, name = build(read(item, changes))
-            runs.append(execute(experiment, name=name or experiment.algorithm.label, progress=None))
+            one = execute(experiment, name=name or experiment.algorithm.label, progress=None)
+            runs.append(uninterrupted(one, KEEP))
     return Runs(dataclasses.replace(run, name=label) for run, label in zip(runs, labels(runs), strict=True))
 
 
@@ -42,6 +49,7 @@ def never_improved(runs: Sequence[Run], column: str, above: bool) -> list[str]:
 
 def race(runs: Sequence[Run], column: str, target: float | None, above: bool) -> tuple[list[dict[str, Any]], float]:
     """What each run needed to reach the target; without one, the best value that all reach which improve at all."""
+    require(target is None or is_number(target), "target", "a finite number", target, hint="Leave it out for one.")
     digests = {run.config["data"]["digest"] for run in runs}
     if len(digests) > 1:
         each = [f"{run.name}: {run.config['data']['dataset']}, {run.config['data']['split']}" for run in runs]

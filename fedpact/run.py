@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,22 @@ import jax
 import numpy as np
 
 from fedpact.core import checkpoint
-from fedpact.core.contract import check_needs
+from fedpact.core.contract import check_flat, check_needs
 from fedpact.core.driver import Finished, drive
 from fedpact.core.environment import cache_folder, environment
 from fedpact.core.errors import (
-    FedpactError,
+    is_count,
     require,
     require_flags,
     require_positive_int,
     unknown,
 )
 from fedpact.core.files import make_folder, write_atomic, write_json
-from fedpact.core.history import History
+from fedpact.core.history import TELEMETRY, History
 from fedpact.core.keys import Purpose
 from fedpact.core.loop import Loop
 from fedpact.core.participation import Schedule, as_participation
-from fedpact.core.settings import Settings
+from fedpact.core.settings import Settings, plain
 from fedpact.core.stop import Never, Outcome, Rule
 from fedpact.data import Federation
 from fedpact.engines import HostEngine, as_engine
@@ -72,10 +73,11 @@ class Experiment:
         require(ok, "problem", "a problem such as fedpact.Logistic()", self.problem, hint=hint)
         given, hint = type(self.federation).__name__, "Deal a dataset's rows to clients with dataset.split(clients=10)."
         require(isinstance(self.federation, Federation), "federation", "a Federation", given, hint=hint)
+        for name in ("rounds", "seed", "evaluate_every", "timing"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         require_positive_int("rounds", self.rounds)
         require_positive_int("evaluate_every", self.evaluate_every)
-        ok = isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**31
-        require(ok, "seed", "an integer from 0 to 2³¹−1", self.seed)
+        require(is_count(self.seed), "seed", "an integer from 0 to 2³¹−1", self.seed)
         require(self.stop is None or isinstance(self.stop, Rule), "stop", "a rule of fedpact.stop", self.stop)
         require_flags(self, "timing")
         deep = hasattr(self.problem, "multiclass")
@@ -101,6 +103,7 @@ class Experiment:
         self.participation.check(self.seed, self.rounds, self.federation.clients)
         self.problem.check(self.federation)
         loop = _loop(self)
+        check_flat(loop.algorithm, self.problem, self.federation)
         if loop.algorithm.rows is not None:
             loop.algorithm.rows(self.federation.sizes)
         if self.stop is not None:
@@ -162,8 +165,8 @@ class Run:
         return cls(**load(Path(folder), problem))
 
     def __repr__(self) -> str:
-        name = _judged(self.history)
-        value = self.history.last(name)
+        name = self.history.judged
+        value = self.history.end(name)
         return f"Run({self.name!r}: {self.history.rounds} rounds, {self.outcome}; {name.replace('_', ' ')} {value:.6g})"
 
     @property
@@ -173,10 +176,9 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The last measured value of what matters."""
+        """What matters, at the end: the telemetry is the last row's, finite or not."""
         last, columns = self.history.last, self.history.columns
-        names = ("objective", "gradient", "accuracy", "test_loss", "test_accuracy")
-        out: dict[str, Any] = {name: last(name) for name in names if name in columns}
+        out: dict[str, Any] = {name: self.history.end(name) for name in TELEMETRY if name in columns}
         out |= {
             "rounds": self.history.rounds,
             "megabytes_up": last("bytes_up") / 1e6,
@@ -254,6 +256,13 @@ def run(
     return execute(experiment, folder=folder, name=name, progress=progress, resuming=resume)
 
 
+def uninterrupted(run: Run, hint: str) -> Run:
+    """The run, unless Ctrl-C cut it: then what several runs are for ends too, for a cut run must not be judged."""
+    if run.outcome_kind is Outcome.INTERRUPTED:
+        raise KeyboardInterrupt(f"interrupted in {run.name}, after {run.history.rounds} rounds. {hint}")
+    return run
+
+
 def compare(
     algorithms: Sequence[Settings],
     problem: Any,
@@ -266,7 +275,8 @@ def compare(
 ) -> Runs:
     """Run several algorithms on the same data with the same seed, hence the same cohorts.
 
-    With a `folder` each run has a folder of its own in it: 01-fedepm, 02-sfedavg, ….
+    With a `folder` each run has a folder of its own in it: 01-fedepm, 02-sfedavg, …. Ctrl-C ends the comparison; the
+    same call with resume=True goes on with what the folders keep.
     """
     made = all(isinstance(settings, Settings) for settings in algorithms)
     require(made, "algorithms", "settings such as fedpact.FedEPM()", list(algorithms))
@@ -275,7 +285,8 @@ def compare(
     runs = Runs()
     for i, (settings, label) in enumerate(zip(algorithms, labels, strict=True)):
         own = None if folder is None else Path(folder) / _numbered(i, settings.name)
-        runs.append(run(settings, problem, federation, folder=own, name=label, progress=progress, **options))
+        one = run(settings, problem, federation, folder=own, name=label, progress=progress, **options)
+        runs.append(uninterrupted(one, "Nothing was kept." if own is None else "Go on with resume=True."))
     minimum = least(problem, federation)
     return Runs(dataclasses.replace(one, least=minimum) for one in runs)
 
@@ -295,8 +306,12 @@ def trials(
     `federations` is one federation for all, or one per seed (same number of clients and features). `at_once` bounds
     the memory. Times in these histories are those of the whole group: measure times with sequential runs.
     """
+    seeds = [plain(seed) for seed in seeds]
     splits = list(federations) if isinstance(federations, (list, tuple)) else [federations] * len(seeds)
     require(len(splits) == len(seeds), "federations", f"one, or one per seed ({len(seeds)})", len(splits))
+    shapes = sorted({(one.clients, one.features) for one in splits if isinstance(one, Federation)})
+    hint = "Run them one by one."
+    require(len(shapes) <= 1, "federations", "of the same number of clients and features", shapes, hint=hint)
     require_positive_int("at_once", at_once, hint="It is how many trials share the memory.")
     require(not options.get("timing"), "timing", "False for vectorised trials", True, hint="Run them one by one.")
     out = Runs()
@@ -314,7 +329,8 @@ def trials(
             experiments[0].rounds,
             PRECISIONS[experiments[0].precision],
         )
-        out.extend(_run(e, loop, end, name, None) for e, end in zip(experiments, finished, strict=True))
+        for e, end in zip(experiments, finished, strict=True):
+            out.append(uninterrupted(_run(e, loop, end, name, None), f"Trials {first} and later were not kept."))
     return out
 
 
@@ -338,21 +354,26 @@ def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Pat
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
     notices = [*loop.algorithm.notices, *_uncovered(e, loop.algorithm), *verdict, *_worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
-        notices.append(f"The run stopped: {end.where}. The model is the last one that was finite.")
+        notices.append(f"The run stopped: {end.where}. {_kept(end.history)}")
     label = name or e.algorithm.label
     return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, scores, folder)
 
 
-def _judged(history: History) -> str:
-    """The column a run is judged by: its objective, or the loss on the test set where nothing else is measured."""
-    return "objective" if "objective" in history.columns else "test_loss"
+def _kept(history: History) -> str:
+    """What the model of a run is worth that met a number that is not finite."""
+    f = history.column(history.judged)
+    if np.isfinite(f[-1]):
+        return f"The model is that of round {history.rounds}, the last one with a finite objective."
+    fine = np.flatnonzero(np.isfinite(f))
+    since = f" since round {fine[-1]}" if len(fine) else ""
+    return f"The model's numbers are finite, its objective is not, and no better one{since} was kept: do not use it."
 
 
 def _worse(e: Experiment, history: History) -> list[str]:
     """Where the objective ended above its start: a sentence with the numbers and what to change."""
-    name = _judged(history)
+    name = history.judged
     f = history.column(name)
-    first, last = f[0], history.last(name)
+    first, last = f[0], f[-1]
     if not last > first + 1e-9 * abs(first):
         return []
     best = int(np.nanargmin(f))
@@ -388,9 +409,14 @@ def execute(
 
     `source` is the experiment file as it was read, for the folder to keep.
     """
-    loop = _loop(experiment)
+    require(folder is not None or not resuming, "resume", "False without a folder", resuming, hint="Give the folder.")
     path = None if folder is None else Path(folder)
-    keeper = None if path is None else RunFolder(path, experiment, resuming, source)
+    with RunFolder(path, experiment, resuming, source) if path is not None else nullcontext() as keeper:
+        return _execute(experiment, keeper, name, progress)
+
+
+def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None, progress: bool | None) -> Run:
+    loop = _loop(experiment)
     begun = keeper.begun if keeper is not None else 0
     bar = Progress(experiment.rounds, name or experiment.algorithm.label, enabled=progress, start=begun)
 
@@ -413,17 +439,20 @@ def execute(
             resumed=keeper.resumed() if keeper is not None else None,
             after_block=after_block,
         )
-    except FedpactError:
-        if keeper is not None:
-            keeper.abandon()
-        raise
     finally:
         bar.close()
-    result = _run(experiment, loop, end, name, path)
+    result = _run(experiment, loop, end, name, keeper.folder if keeper is not None else None)
     if keeper is not None:
         result = dataclasses.replace(result, least=least(experiment.problem, experiment.federation))
         keeper.finish(result)
     return result
+
+
+def before(experiment: Experiment) -> Run:
+    """The run before its first round: it has the columns and the scores that the run will have."""
+    e, loop = experiment, _loop(experiment)
+    (end,) = drive(loop, [e.federation], _start(e), e.participation, [e.seed], 0, PRECISIONS[e.precision])
+    return _run(e, loop, end, None, None)
 
 
 def use_compilation_cache() -> None:

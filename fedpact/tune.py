@@ -14,15 +14,16 @@ earlier candidate. Tuning looks at the data: in a private setting it costs budge
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedpact.core.errors import InvalidArgument, require, require_positive_int, unknown
+from fedpact.core.errors import InvalidArgument, require, require_one_of, require_positive_int, unknown
 from fedpact.core.settings import Settings
 from fedpact.core.stop import Outcome
-from fedpact.run import Run, run
+from fedpact.run import Experiment, Run, before, run, uninterrupted
 
 FACTOR = 3
 LARGER_IS_BETTER = ("accuracy", "test_accuracy", "auc", "r_squared", "snr")
@@ -77,8 +78,7 @@ def tune(
     **options: Any,
 ) -> Tuned:
     """The best of a grid over `settings`, by the protocol at the top of this module; options are those of `run`."""
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
+    require_one_of("method", method, METHODS)
     require_positive_int("rounds", rounds)
     require(len(grid) > 0 and all(len(v) > 0 for v in grid.values()), "grid", "values for at least one setting", grid)
     candidates = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -90,12 +90,14 @@ def tune(
             f"budget must be at least {cost} rounds for {len(made)} candidates, got {budget}. "
             "Take a smaller grid or fewer rounds."
         )
+    _check_metric(metric, made[0], problem, federation, {"rounds": rounds, "seed": seed, **options})
     trials: list[Trial] = []
     order = list(range(len(made)))
     for count, length in plan:
         scored = []
         for index in order[:count]:
             result = run(made[index], problem, federation, rounds=length, seed=seed, **options)
+            uninterrupted(result, f"{len(trials)} trials were done before it; a tuning starts anew.")
             trial = Trial(candidates[index], length, _score(result, metric), result.outcome)
             trials.append(trial)
             scored.append((trial.score, index))
@@ -108,6 +110,13 @@ def tune(
     if best[0] == worst:
         raise InvalidArgument(f"grid must have a candidate that stays finite, got none: {grid}. Try smaller steps.")
     return Tuned(made[best[1]], best[0], trials, cost)
+
+
+def _check_metric(metric: str, settings: Settings, problem: Any, federation: Any, options: Mapping[str, Any]) -> None:
+    """Refuse, before the first trial, a metric that no run has."""
+    known = [field.name for field in dataclasses.fields(Experiment)]
+    shared = {name: value for name, value in options.items() if name in known}  # `run` takes others too
+    _score(before(Experiment(settings, problem, federation, **shared)), metric)
 
 
 def _larger(metric: str) -> bool:
@@ -127,7 +136,7 @@ def _score(result: Run, metric: str) -> float:
     else:
         if metric not in result.history.columns:
             raise unknown("metric", metric, [*result.history.columns, "held_out.accuracy", "held_out.auc"])
-        value = result.history.last(metric)
+        value = result.history.end(metric)
     if result.outcome_kind is Outcome.NONFINITE or value is None or not math.isfinite(value):
         return worst
     return float(value)

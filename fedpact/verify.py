@@ -24,7 +24,7 @@ from fedpact.algorithms.fedepm import FedEPM, Hello, Upload
 from fedpact.algorithms.inexact_admm import InexactADMM
 from fedpact.core.contract import Algorithm
 from fedpact.core.driver import drive
-from fedpact.core.errors import DataError
+from fedpact.core.errors import MOST, DataError
 from fedpact.core.loop import Loop
 from fedpact.core.participation import Everyone, Schedule
 from fedpact.core.stop import Never
@@ -85,6 +85,12 @@ def _fedepm(path: Path, fields: dict[str, Any]) -> Verified:
     clients = len(sizes)
     if sorted(perm.tolist()) != list(range(adult.rows)):
         raise DataError(f"perm must be a permutation of 1..{adult.rows}, got another in {str(path)!r}.")
+    if "m" in fields and _one(fields, "m", path) != clients:
+        raise DataError(f"m must be {clients}, the length of di, got {_one(fields, 'm', path)} in {str(path)!r}.")
+    if np.any(sizes < 1):
+        raise DataError(f"di must be sizes of at least 1, got {sizes.min()} in {str(path)!r}.")
+    if not np.isfinite(z0).all():
+        raise DataError(f"Z0 must be finite, got a number that is not in {str(path)!r}.")
     if sizes.sum() != adult.rows or z0.shape != (clients, adult.features):
         raise DataError(
             f"di and Z0 must fit Adult's {adult.rows} rows and {adult.features} columns, got sizes of {sizes.sum()} "
@@ -94,7 +100,7 @@ def _fedepm(path: Path, fields: dict[str, Any]) -> Verified:
     participation: Any = Everyone()
     if "S" in fields:
         participation = _schedule(fields, rounds, path)
-    noise = _noise(fields.get("N"), clients, adult.features, rounds, path)
+    noise = _noise(fields, clients, adult.features, rounds, path)
 
     problem = Logistic()
     settings = FedEPM(k0=_one(fields, "k0", path))
@@ -135,6 +141,8 @@ class RecordedLogistic(Logistic):
 
 def _schedule(fields: dict[str, Any], rounds: int, path: Path) -> Schedule:
     rows = np.atleast_2d(_whole(fields, "S", path))[:rounds] - 1  # a 0 fills a row of fewer clients
+    if rows.ndim > 2 or np.any(rows < -1):
+        raise DataError(f"S must be a table of clients from 1, 0 for none, got {rows.min() + 1} in {str(path)!r}.")
     if len(rows) < rounds:
         raise DataError(f"S must have a row for each of {rounds} rounds, got {len(rows)} in {str(path)!r}.")
     return Schedule(tuple(tuple(row[row >= 0].tolist()) for row in rows))
@@ -169,6 +177,8 @@ def _whole(fields: dict[str, Any], name: str, path: Path) -> np.ndarray:
     odd = array[~np.isfinite(array) | (array != np.rint(array))]
     if odd.size:
         raise DataError(f"{name} must be whole numbers, got {odd[0]:g} in {str(path)!r}.")
+    if np.abs(array).max() > MOST:
+        raise DataError(f"{name} must be at most 2³¹−1, got {np.abs(array).max():g} in {str(path)!r}.")
     return array.astype(int)
 
 
@@ -179,11 +189,11 @@ def _one(fields: dict[str, Any], name: str, path: Path) -> int:
     return int(array[0])
 
 
-def _noise(recorded: Any, clients: int, features: int, rounds: int, path: Path) -> np.ndarray | None:
+def _noise(fields: dict[str, Any], clients: int, features: int, rounds: int, path: Path) -> np.ndarray | None:
     """(rounds, m, n), or None where nothing was added."""
-    if recorded is None or rounds == 0:
+    if "N" not in fields or rounds == 0:
         return None
-    noise = np.asarray(recorded, dtype=np.float64)
+    noise = _numbers(fields, "N", path)
     noise = noise[:, :, None] if noise.ndim == 2 else noise
     if noise.ndim != 3 or noise.shape[:2] != (features, clients) or noise.shape[2] < rounds:
         raise DataError(f"N must be {features}×{clients}×{rounds}, got {noise.shape} in {str(path)!r}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import shutil
@@ -98,7 +99,7 @@ def whole(folder: Path) -> None:
 
     history = folder / "history.csv"
     for path in sorted(folder.rglob("*")):
-        if path.is_dir() or path.suffix == ".tmp":
+        if path.is_dir() or path.suffix == ".tmp" or path.name == ".lock":
             continue
         if path.suffix == ".json":
             assert isinstance(json.loads(path.read_text(encoding="utf-8")), dict), path
@@ -111,6 +112,7 @@ def whole(folder: Path) -> None:
             assert found.leaves
             text = history.read_bytes()[: found.history_bytes]
             assert len(text) == found.history_bytes, "the checkpoint speaks of rows that are not in history.csv"
+            assert hashlib.sha256(text).hexdigest() == found.history_digest
             assert text.endswith(b"\n")
             assert text.count(b"\n") == found.round + 2  # the header, row 0 and a row per round
         elif path.name == "model.bin":
@@ -131,5 +133,6 @@ def header_of(path: Path) -> dict[str, Any]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder with its content."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    """Every file below a folder with its content, but for the lock."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

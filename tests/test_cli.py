@@ -156,6 +156,7 @@ def test_a_run_leaves_all_its_files(ran):
     folder, _ = ran
     names = {path.name for path in folder.iterdir()}
     files = {
+        ".lock",
         "config.json",
         "environment.json",
         "experiment.json",

@@ -12,10 +12,13 @@ from helpers_experiment import experiment, history_cells, write_csv, write_toml
 from helpers_refused import refused
 
 import fedpact
-from fedpact.core.errors import CheckpointError, DataError, InvalidArgument, UnknownName
+import fedpact as fp
+from fedpact.cli import main
+from fedpact.core.errors import CheckpointError, DataError, InvalidArgument, OutputError, UnknownName
 from fedpact.core.history import History
 from fedpact.core.stop import Outcome
 from fedpact.race import gather, never_improved, race
+from fedpact.run import Runs
 
 
 def fake(name: str, objective: list[float], digest: str = "d", **columns: list[float]) -> SimpleNamespace:
@@ -231,3 +234,108 @@ def test_a_comparison_that_cannot_be(command, finished, finished_once, tmp_path)
 def test_comparing_a_damaged_folder(command, finished, name, content):
     (finished / name).write_bytes(content)
     refused(command("compare", finished), name)
+
+
+# Ctrl-C, and what is checked before the first run
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Ctrl-C comes in the first block of every run."""
+    monkeypatch.setattr("fedpact.core.driver._Interrupt.asked", True)
+
+
+@pytest.fixture
+def small():
+    return fp.data.synthetic(rows=40, features=3).split(clients=4)
+
+
+TWO = [fp.FedAvg(), fp.FedAvg(steps=2)]
+
+
+def test_ctrl_c_ends_a_comparison_and_resume_goes_on_with_it(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")
+    whole = fp.compare(TWO, fp.Logistic(), small, rounds=3)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedpact.core.driver._Interrupt.asked", True)
+        with pytest.raises(KeyboardInterrupt, match=r"interrupted in FedAvg, after 0 rounds. Go on with resume=True."):
+            fp.compare(TWO, fp.Logistic(), small, rounds=3, folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["01-fedavg"]  # the second did not begin
+    runs = fp.compare(TWO, fp.Logistic(), small, rounds=3, folder=tmp_path, resume=True)
+    assert [run.outcome_kind for run in runs] == [Outcome.ROUNDS] * 2
+    for one, other in zip(runs, whole, strict=True):
+        assert np.array_equal(one.history.column("objective"), other.history.column("objective"))
+
+
+def test_ctrl_c_ends_trials(small, interrupted):
+    with pytest.raises(KeyboardInterrupt, match="Trials 0 and later were not kept"):
+        fp.trials(fp.FedAvg(), fp.Logistic(), small, [0, 1, 2], rounds=3, at_once=2)
+
+
+def test_ctrl_c_ends_every_command_of_several_runs(people, interrupted, capsys, tmp_path):
+    for arguments, said in (
+        (["compare", people, people], "compare their folders"),
+        (["tune", people, "--grid", "steps=1,2", "--rounds", 3], "0 trials were done before it"),
+        (["demo", "--out", tmp_path / "demo", "--rounds", 3], "No report was written"),
+    ):
+        assert main([*map(str, arguments), "--json"]) == 130
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("fedpact: interrupted in ")
+        assert said in err
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("arguments", [["compare", "people.toml"], ["demo"]])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_run(people, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(people.parent)
+    monkeypatch.setattr("fedpact.core.driver.drive", lambda *_, **__: pytest.fail("it ran"))
+    for folder in ("/proc/x", "people.toml"):
+        assert main([*arguments, "--out", folder]) == 1
+        assert capsys.readouterr().err.startswith("fedpact: output folder must be writable, got ")
+
+
+def test_the_table_is_printed_where_the_report_cannot_be_written(people, monkeypatch, capsys, tmp_path):
+    def fail(*_, **__):
+        raise OutputError("output folder must be writable, got 'x': the disk is full.")
+
+    monkeypatch.setattr(Runs, "report", fail)
+    assert main(["compare", str(people), "--out", str(tmp_path / "report")]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("to reach objective ≤ ")
+    assert "the disk is full" in err
+    assert main(["compare", str(people), "--out", str(tmp_path / "report"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["report"] is None
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_target_that_is_no_number_is_refused(command, finished):
+    for target in ("nan", "inf"):
+        refused(command("compare", finished, "--target", target), "target must be a finite number, got ")
+
+
+def test_changes_to_nothing_but_folders_are_refused(command, finished, people):
+    done = command("compare", finished, "--set", "run.rounds=3")
+    refused(done, "--set must be left out where only folders are compared, got ['run.rounds=3']")
+    assert command("compare", finished, people, "--set", "run.rounds=3").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", {"algorithm": {}, "data": {}, "run": {}}),
+        ("config.json", {"algorithm": 1, "data": None, "run": 3}),
+        ("result.json", {"name": 5, "outcome_kind": ["x"], "where": 1, "summary": 2, "metrics": 3, "notices": 4}),
+    ],
+)
+def test_odd_contents_are_damage(finished, name, content):
+    (finished / name).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=f"{name} must have .*, got a damaged file"):
+        fp.Run.load(finished)
+
+
+@pytest.mark.parametrize("content", ["round,objective\n", "round\n1\n"])
+def test_a_history_without_its_columns_is_damage(finished, content):
+    (finished / "history.csv").write_text(content)
+    with pytest.raises(CheckpointError, match=r"history.csv must have its columns and a row"):
+        fp.Run.load(finished)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers_experiment import experiment, history_cells, patients, same_bits, tree, whole, write_csv, write_toml
 
 import fedpact as fp
+from fedpact.core.errors import DataError
+from fedpact.core.stop import Outcome
 from fedpact.experiment import build, read
+from fedpact.tune import tune
 
 
 def test_a_step_that_is_too_long(command, people, tmp_path):
@@ -77,7 +82,7 @@ def test_the_client_that_diverges_is_named_and_the_last_good_state_kept(command,
     assert done.code == 1
     assert "Traceback" not in done.err
     where = "round 3, client 4: its upload is not finite"
-    assert f"a number was not finite; the last good state is kept: {where}." in done.out
+    assert f"a number was not finite: {where}." in done.out
     folder = tmp_path / "run"
     whole(folder)
     assert where in (folder / "report.html").read_text(encoding="utf-8")
@@ -100,7 +105,7 @@ def test_divergence_in_python_is_a_result(outlier):
     participation, rounds = experiment.participation, experiment.rounds
     setup = (experiment.algorithm, experiment.problem, experiment.federation)
     run = fp.run(*setup, participation=participation, rounds=rounds)
-    assert run.outcome.startswith("a number was not finite; the last good state is kept: ")
+    assert run.outcome.startswith("a number was not finite: ")
     assert run.where == "round 3, client 4: its upload is not finite"
     assert run.history.rounds == 3
     assert np.all(np.isfinite(run.model.w.tree["w"]))
@@ -114,3 +119,92 @@ def test_the_debug_engine_names_the_stage_too(command, outlier, tmp_path):
     assert done.err.startswith("fedpact: round 3, client 4, client_step: ")
     assert "not finite" in done.err
     whole(tmp_path / "run")
+
+
+# Where not every round is measured
+
+
+STEEP = fp.FedAvg(steps=3, step=1e12)
+FLAT = {"kind": "least_squares", "rows": 60, "features": 3}
+
+
+@pytest.fixture(scope="module")
+def three():
+    return fp.data.synthetic(**FLAT).split(clients=3)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+def test_no_rhythm_of_measuring_hides_an_objective_that_is_not_finite(three, every):
+    """Rounds 1 to 4 are finite, the model of round 5 is too, and its objective is not."""
+    run = fp.run(STEEP, fp.LeastSquares(), three, rounds=5, evaluate_every=every)
+    assert run.outcome_kind is Outcome.NONFINITE
+    assert "not finite" in run.where
+    end = run.history.column("objective")[-1]
+    assert np.array_equal(run.summary["objective"], end, equal_nan=True)
+    assert any("do not use it" in notice for notice in run.notices) == (not np.isfinite(end))
+    if every in (1, 2, 3):
+        assert any("The model is that of round 4" in n or "do not use it" in n for n in run.notices)
+
+
+def test_a_run_that_broke_between_measurements_says_that_its_model_is_of_no_use(three):
+    """Round 6 is measured and not kept; round 5, which is, was not measured before and is no better."""
+    run = fp.run(STEEP, fp.LeastSquares(), three, rounds=8, evaluate_every=2)
+    assert run.outcome_kind is Outcome.NONFINITE
+    assert run.summary["rounds"] == 5
+    assert not math.isfinite(run.summary["objective"])
+    assert any("no better one since round 4 was kept: do not use it" in notice for notice in run.notices)
+
+
+def test_tuning_ranks_a_run_that_diverged_unmeasured_last(three):
+    found = tune(STEEP, fp.LeastSquares(), three, {"step": [1e12, 3.0]}, rounds=5, method="grid", evaluate_every=7)
+    assert found.settings.step == 3.0
+    assert [math.isfinite(trial.score) for trial in found.trials] == [False, True]
+
+
+def test_the_command_fails_and_the_folder_says_so(command, tmp_path):
+    tables = {
+        "data": {"name": "synthetic", **FLAT},
+        "split": {"clients": 3},
+        "problem": {"name": "least_squares"},
+        "algorithm": {"name": "fedavg", "steps": 3, "step": 1e12},
+        "run": {"rounds": 5, "evaluate_every": 7},
+    }
+    done = command("run", write_toml(tmp_path / "steep.toml", tables), "--out", "run")
+    assert done.code == 1
+    assert "round 5, the server: the objective is not finite" in done.out
+    run = fp.Run.load(tmp_path / "run")
+    assert run.outcome_kind is Outcome.NONFINITE
+    assert not math.isfinite(run.summary["objective"])
+
+
+def test_a_report_of_numbers_near_the_largest_double_is_drawn(three, tmp_path):
+    run = fp.run(STEEP, fp.LeastSquares(), three, rounds=60)
+    assert run.history.last("objective") > 1e280
+    assert run.report(tmp_path).is_file()
+
+
+# First messages
+
+
+@dataclass(frozen=True)
+class Broken(fp.LeastSquares):
+    """Client 2's gradient at the start is not a number."""
+
+    def gradient(self, w, batch):
+        g = super().gradient(w, batch)
+        return g.map(lambda a: jnp.where(batch.client == 2, jnp.nan, a))
+
+
+def test_a_first_message_that_is_not_finite_is_refused_and_its_client_named(three):
+    with pytest.raises(DataError, match=r"first message of client 2 must be finite, got z.* that is not"):
+        fp.run(fp.InexactADMM(), Broken(), three, rounds=3)
+    with pytest.raises(DataError, match="first message of client 2"):
+        fp.trials(fp.InexactADMM(), Broken(), three, [0, 1], rounds=3)
+
+
+def test_rows_too_large_to_be_squared_are_not_called_flat():
+    rng = np.random.default_rng(0)
+    parts = [(rng.normal(size=(8, 2)) * (1e200 if i == 1 else 1), rng.normal(size=8)) for i in range(3)]
+    federation = fp.data.Federation.from_arrays(parts, classes=())
+    with pytest.raises(DataError, match=r"r_i of client 1 must be finite, got σ_i = .*overflow"):
+        fp.run(fp.InexactADMM(), fp.LeastSquares(), federation, rounds=3)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,14 +14,17 @@ from helpers_experiment import experiment, same_bits, tree, whole, write_csv, wr
 from helpers_refused import refused
 
 import fedpact as fp
-from fedpact.core.errors import OutputError
+from fedpact.core.errors import ClientError, InvalidArgument, OutputError
 from fedpact.experiment import build, read
 
 
 def test_an_output_folder_that_is_a_file(command, people, tmp_path):
     (tmp_path / "file").write_text("mine")
     before = tree(tmp_path)
-    refused(command("run", people, "--out", "file"), "output folder must be new or empty, got 'file'.")
+    refused(
+        command("run", people, "--out", "file"),
+        "output folder must be new or empty, got 'file', which is a file. Choose",
+    )
     refused(
         command("run", people, "--out", "file/below"), "output folder must be writable, got 'file/below': Not a dir"
     )
@@ -110,3 +115,61 @@ def test_a_write_that_fails_in_the_middle_of_a_run(command, people, straight, tm
     resumed = command("resume", folder)
     assert resumed.code == 0, resumed.err
     same_bits(folder, straight)
+
+
+# One process at a time
+
+
+@pytest.mark.parametrize("second", ["resume", "run"])
+def test_a_folder_in_which_another_process_is_running_is_refused(zygote, command, people, tmp_path, second):
+    folder = tmp_path / "run"
+    first = zygote.start("run", people, "--out", folder, "--set", "run.rounds=1000000", cwd=tmp_path)
+    while not list(folder.glob("checkpoint-*.bin")):
+        assert first.poll(0.01) is None
+    done = command("resume", folder) if second == "resume" else command("run", people, "--out", folder)
+    refused(done, f"output folder must be free, got '{folder}', in which another process is running.")
+    assert first.poll() is None
+    first.send(signal.SIGKILL)  # no stale lock: the system lets go of it
+    first.wait()
+    rounds = len((folder / "history.csv").read_bytes().splitlines()) + 10
+    resumed = command("resume", folder, "--rounds", rounds)
+    assert resumed.code == 0, resumed.err
+    whole(folder)
+
+
+def test_the_lock_is_let_go_of_in_the_same_process(people, tmp_path, monkeypatch):
+    experiment, _ = build(read(people))
+
+    def train(rounds, **options):
+        parts = (experiment.algorithm, experiment.problem, experiment.federation)
+        return fp.run(*parts, rounds=rounds, folder=tmp_path / "run", participation=0.5, **options)
+
+    monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")
+    train(2)
+    with pytest.raises(InvalidArgument, match="rounds must be at least 2"):
+        train(1, resume=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedpact.folder.record", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as kept:  # its frames stay alive
+            train(3, resume=True)
+    assert train(4, resume=True).history.rounds == 4
+    assert kept
+
+
+@dataclass(frozen=True)
+class Failing(fp.Logistic):
+    def gradient(self, w, batch):
+        raise RuntimeError("no gradient today")
+
+
+@pytest.mark.parametrize("engine", ["local", "debug"])
+def test_a_failure_of_any_kind_before_the_first_round_leaves_nothing(people, tmp_path, monkeypatch, engine):
+    experiment, _ = build(read(people))
+    kind, text = (
+        (ClientError, "round 0, client 0, client_step: RuntimeError: no g")
+        if engine == "debug"
+        else (RuntimeError, "no")
+    )
+    with pytest.raises(kind, match=text):
+        fp.run(fp.FedAvg(step=0.1), Failing(), experiment.federation, rounds=2, folder=tmp_path / "run", engine=engine)
+    assert not (tmp_path / "run").exists()

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 from helpers_experiment import experiment, header_of, same_bits, tree, whole, write_csv, write_toml
 
+import fedpact as fp
+from fedpact.core.errors import DataError
+
 CHECKPOINT_SECONDS = 0.02  # of computing; the command's own 5 s would leave one checkpoint to hit
 KILLS = 10  # of each experiment; there are two
 ROUNDS = 4000
@@ -134,6 +137,9 @@ def test_an_extension_that_is_killed_goes_on_to_its_own_end(zygote, command, peo
         time.sleep(0.002)
     assert kill(process, finished), "it ended before it was killed"
     assert 6 < header_of(finished / newest(finished))["round"] < ROUNDS
+    with pytest.raises(DataError, match="folder must be of a finished run, got "):
+        fp.Run.load(finished)  # not the 6 rounds of before, with the history of more
+    assert not (finished / "model.bin").exists()
     plain = command("resume", finished)
     assert plain.code == 0, plain.err
     assert command("run", people, "--out", "straight", "--set", f"run.rounds={ROUNDS}").code == 0

@@ -51,7 +51,7 @@ def test_a_csv_file_that_the_model_cannot_read(command, model, tmp_path):
     rows = patients(8)
     new = tmp_path / "new.csv"
     write_csv(new, [{k: v for k, v in row.items() if k != "dose"} for row in rows])
-    refused(command("predict", model, new, "--out", "out.csv"), "column of ", "new.csv must be one of ", "got 'dose'.")
+    refused(command("predict", model, new, "--out", "out.csv"), "new.csv must have the column 'dose', which ")
     write_csv(new, [*rows[:3], rows[3] | {"sex": "x"}])
     refused(
         command("predict", model, new, "--out", "out.csv"), "column 'sex' (", "line 5) must be one of f, m, got 'x'."

@@ -346,6 +346,44 @@ def test_a_history_with_a_cell_that_is_no_number_is_refused(command, finished):
     assert tree(finished) == before
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"\n6,", b"\n5,"), (b"objective", b"objectivf"), (b",0.", b",1.")], ids=["round", "name", "digit"]
+)
+def test_a_history_that_was_edited_is_refused(command, finished, old, new):
+    """As long as the run wrote it, but not what it wrote: rounds to come would be built on it."""
+    history = finished / "history.csv"
+    content = history.read_bytes()
+    history.write_bytes(content.replace(old, new, 1))
+    assert history.read_bytes() != content
+    before = tree(finished)
+    refused = command("resume", finished, "--rounds", 9)
+    assert refused.code == 1
+    assert "Traceback" not in refused.err
+    assert f"{history} must be as the run wrote it, got one that was edited." in refused.err
+    assert tree(finished) == before
+
+
+def test_an_edit_before_the_newest_checkpoint_of_two_is_refused_too(federation, tmp_path):
+    train(federation, tmp_path / "run", 4)
+    train(federation, tmp_path / "run", 8, resume=True)  # its digest goes on from the rows it found
+    whole(tmp_path / "run")
+    history = tmp_path / "run" / "history.csv"
+    lines = history.read_bytes().splitlines(keepends=True)
+    lines[2], lines[3] = lines[3], lines[2]
+    history.write_bytes(b"".join(lines))
+    with pytest.raises(CheckpointError, match="got one that was edited"):
+        train(federation, tmp_path / "run", 9, resume=True)
+
+
+def test_a_checkpoint_that_is_a_folder_is_refused(command, finished):
+    newest = finished / "checkpoint-000000006.bin"
+    newest.unlink()
+    newest.mkdir()
+    refused = command("resume", finished)
+    assert refused.code == 1
+    assert "checkpoint must be whole, got a damaged file" in refused.err
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "5", '{"run": 5}', '{"run": {}, "data": {}}'])
 def test_a_damaged_experiment_json_is_refused(command, finished, content):
     (finished / "experiment.json").write_text(content)

@@ -14,6 +14,7 @@ from helpers_refused import refused
 
 import fedpact as fp
 import fedpact.tune
+from fedpact.cli import main
 from fedpact.core.errors import InvalidArgument, UnknownName
 from fedpact.core.history import History
 from fedpact.core.stop import Outcome
@@ -65,6 +66,7 @@ def faked(monkeypatch):
     def install(curve, **options):
         runner = Fake(curve, **options)
         monkeypatch.setattr(fedpact.tune, "run", runner)
+        monkeypatch.setattr(fedpact.tune, "_check_metric", lambda *_: None)
         return runner
 
     return install
@@ -276,3 +278,22 @@ def test_a_tuning_that_cannot_be_in_python(people):
         tune(*common, {"scale": [1]}, method="random")
     with pytest.raises(UnknownName, match=r"metric must be one of .* Did you mean 'objective'"):
         tune(*common, {"scale": [1]}, rounds=1, metric="objectve")
+
+
+def test_a_setting_given_twice_has_all_its_values():
+    from fedpact.cli.compare import _grid
+
+    assert _grid(["sigma=0.2", "k0=5", "algorithm.sigma=0.5,1"]) == {"sigma": [0.2, 0.5, 1], "k0": [5]}
+
+
+def test_the_files_other_settings_are_kept(people, capsys):
+    arguments = ["tune", str(people), "--grid", "steps=1,2", "--rounds", "2", "--json", "--set", "run.timing=true"]
+    assert main([*arguments, "--metric", "local_seconds"]) == 0
+    assert json.loads(capsys.readouterr().out)["score"] > 0
+
+
+@pytest.mark.parametrize("metric", ["foo", "held_out.foo"])
+def test_an_unknown_metric_is_refused_before_the_first_trial(people, monkeypatch, capsys, metric):
+    monkeypatch.setattr("fedpact.tune.run", lambda *_, **__: pytest.fail("it ran"))
+    assert main(["tune", str(people), "--grid", "steps=1,2", "--metric", metric]) == 1
+    assert "metric must be one of " in capsys.readouterr().err

@@ -8,6 +8,7 @@ import helpers_recorder
 import numpy as np
 import pytest
 import scipy.io
+import scipy.sparse
 from helpers_recorder import record
 
 import fedpact
@@ -127,10 +128,10 @@ DAMAGED = {
     "no perm and Z0": (lambda f: (f.pop("perm"), f.pop("Z0")), "without perm, Z0"),
     "perm short": (lambda f: f.update(perm=f["perm"][:, 1:]), "perm must be a permutation of 1..45222"),
     "perm twice": (lambda f: f["perm"].__setitem__((0, 0), f["perm"][0, 1]), "perm must be a permutation of 1..45222"),
-    "di short": (lambda f: f.update(di=f["di"][1:]), "di and Z0 must "),
+    "di short": (lambda f: f.update(di=f["di"][1:]), "m must be 4, the length of di, got 5"),
     "di zero": (
         lambda f: f.update(di=f["di"] + np.array([[0], [-1], [1], [0], [0]]) * f["di"][1, 0]),
-        "at least one row",
+        "di must be sizes of at least 1, got 0",
     ),
     "Z0 turned": (lambda f: f.update(Z0=f["Z0"].T), "di and Z0 must "),
     "Z0 narrow": (lambda f: f.update(Z0=f["Z0"][:, 1:]), "di and Z0 must "),
@@ -140,7 +141,7 @@ DAMAGED = {
     "N short": (lambda f: f.update(N=f["N"][:, :, :2]), "N must be 14×5×3, got (14, 5, 2)"),
     "N turned": (lambda f: f.update(N=f["N"].transpose(1, 0, 2)), "N must be 14×5×3, got (5, 14, 3)"),
     "k0 two numbers": (lambda f: f.update(k0=np.array([3.0, 4.0])), "k0"),
-    "k0 zero": (lambda f: f.update(k0=0.0), "k0 (k0) must be an integer of at least 1, got 0."),
+    "k0 zero": (lambda f: f.update(k0=0.0), "k0 must be an integer of at least 1, got 0."),
     "k0 a fraction": (lambda f: f.update(k0=2.5), "k0"),
     "obj empty": (lambda f: f.update(obj=np.empty((1, 0))), "obj"),
     "obj text": (lambda f: f.update(obj="hello"), "obj"),
@@ -178,3 +179,47 @@ def test_files_that_are_no_recordings(command, golden_folder, tmp_path):
     assert done.code in (0, 1)  # 0 once this algorithm can be replayed too
     assert "Traceback" not in done.err
     assert done.code == 0 or "without perm, di, Z0" in done.err
+
+
+def _negative(di):
+    out = np.array(di).ravel().astype(int)
+    out[:2] = -5, out[0] + out[1] + 5
+    return out
+
+
+ODD = {
+    "N as text": ("N", lambda f: "abc", "N must be numbers"),
+    "N as a cell": ("N", lambda f: np.array(["a", 1], dtype=object), "N must be numbers"),
+    "N complex": ("N", lambda f: f["N"] + 1j, "N must be numbers"),
+    "N sparse": ("N", lambda f: scipy.sparse.csc_array(f["N"][:, :, 0]), "N must be 14×5×3, got"),
+    "another m": ("m", lambda f: 3, "m must be 5, the length of di, got 3"),
+    "negative clients": ("S", lambda f: -f["S"], "S must be a table of clients from 1"),
+    "clients beyond counting": ("S", lambda f: f["S"] * 1e300, "S must be at most 2³¹−1"),
+    "di of 0": ("di", lambda f: np.concatenate([[0], [f["di"].sum()], [1, 1, 1]]), "di must be sizes of at least 1"),
+    "di negative": ("di", lambda f: _negative(f["di"]), "di must be sizes of at least 1, got -5"),
+    "Z0 not finite": ("Z0", lambda f: f["Z0"] * np.nan, "Z0 must be finite"),
+    "Z0 transposed": ("Z0", lambda f: f["Z0"].T, "di and Z0 must fit Adult"),
+    "perm with a row twice": ("perm", lambda f: np.ones_like(f["perm"]), "perm must be a permutation"),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_fields_of_a_recording_are_refused(small, tmp_path, capsys, case):
+    field, change, text = ODD[case]
+    fields = {k: v for k, v in scipy.io.loadmat(small[0]).items() if not k.startswith("__")}
+    path = tmp_path / "odd.mat"
+    scipy.io.savemat(path, fields | {field: change(fields)})
+    assert main(["verify", "golden", str(path)]) == 1
+    assert capsys.readouterr().err.startswith(f"fedpact: {text}")
+
+
+@pytest.mark.parametrize("how", ["garbage", "empty", "cut", "flipped"])
+def test_files_that_are_no_recording_are_refused(small, tmp_path, capsys, how):
+    content = small[0].read_bytes()
+    flipped = bytearray(content)
+    flipped[130:140] = b"\xff" * 10
+    damaged = {"garbage": b"x" * 3000, "empty": b"", "cut": content[: len(content) // 2], "flipped": bytes(flipped)}
+    path = tmp_path / "odd.mat"
+    path.write_bytes(damaged[how])
+    assert main(["verify", "golden", str(path)]) == 1
+    assert capsys.readouterr().err.startswith("fedpact: recording ")

@@ -158,7 +158,7 @@ DAMAGED = {
     "S not a number": (lambda f: f["S"].__setitem__((1, 0), np.nan), "S must be whole numbers, got nan"),
     "S text": (lambda f: f.update(S="all"), "S must be numbers, at least one, got <U3 of 1"),
     "k0 two numbers": (lambda f: f.update(k0=np.array([3.0, 4.0])), "k0 must be one whole number, got [3, 4]"),
-    "k0 zero": (lambda f: f.update(k0=0.0), "k0 (k0) must be an integer of at least 1, got 0."),
+    "k0 zero": (lambda f: f.update(k0=0.0), "k0 must be an integer of at least 1, got 0."),
     "k0 a fraction": (lambda f: f.update(k0=2.5), "k0 must be whole numbers, got 2.5"),
     "k0 not a number": (lambda f: f.update(k0=np.nan), "k0 must be whole numbers, got nan"),
     "OBJ empty": (lambda f: f.update(OBJ=np.empty((1, 0))), "OBJ must be numbers, at least one, got float64 of 0"),

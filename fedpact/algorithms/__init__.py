@@ -51,6 +51,6 @@ ALGORITHMS: dict[str, type[Settings]] = {
 
 def algorithm(name: str) -> type[Settings]:
     """The settings class of an algorithm, by name."""
-    if name not in ALGORITHMS:
+    if not isinstance(name, str) or name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     return ALGORITHMS[name]

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedpact.core.contract import Algorithm, Batch, standard_measures
-from fedpact.core.errors import is_number, require, require_positive_int, unknown
+from fedpact.core.errors import is_number, require, require_one_of, require_positive_int, unknown
 from fedpact.core.keys import Purpose
 from fedpact.core.settings import Settings
 from fedpact.core.vector import Vector
@@ -99,7 +99,8 @@ def check_local(settings: Any) -> None:
     step = settings.step
     if isinstance(step, str) and step != "lipschitz":
         raise unknown("step", step, ("lipschitz", "a number"))
-    require(step == "lipschitz" or (is_number(step) and step > 0), "step", "above 0", step, symbol="γ")
+    ok = isinstance(step, str) or (is_number(step) and step > 0)
+    require(ok, "step", "above 0", step, symbol="γ")
     require(is_number(settings.scale) and settings.scale > 0, "scale", "above 0", settings.scale)
     if settings.epochs is not None:
         hint = "With epochs the step is the learning rate, such as 0.1."
@@ -110,8 +111,7 @@ def check_local(settings: Any) -> None:
     for name, default in (("momentum", 0.0), ("vary", False), ("short", False)):
         unused = settings.epochs is not None or getattr(settings, name) == default
         require(unused, name, "left out without epochs", getattr(settings, name), hint="Give epochs=E.")
-    if settings.weights not in ("uniform", "rows"):
-        raise unknown("weights", settings.weights, ("uniform", "rows"))
+    require_one_of("weights", settings.weights, ("uniform", "rows"))
 
 
 @dataclass(frozen=True)
@@ -196,4 +196,5 @@ def build_local(settings: Any, problem: Any, *, mu: float) -> Algorithm:
         notes={"gradients": "sum"} | ({} if settings.epochs is None else {"train_loss": "mean"}),
         rows=None if settings.epochs is None else check_batches(settings),
         needs=frozenset({"lipschitz"}) if by_lipschitz else frozenset(),
+        inverts=by_lipschitz and mu == 0,
     )

@@ -76,8 +76,8 @@ class Info(NamedTuple):
 
 def check_rate(k0: Any, a: Any) -> None:
     """The constraints both share."""
-    require_positive_int("k0", k0, symbol="k0", hint="It is the number of local steps in a round.")
-    require(is_number(a) and a > 0, "a", "above 0", a, symbol="a", hint="γ_k = a/log2(k+2) is divided by m.")
+    require_positive_int("k0", k0, hint="It is the number of local steps in a round.")
+    require(is_number(a) and a > 0, "a", "above 0", a, hint="γ_k = a/log2(k+2) is divided by m.")
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ class FedEPM(Settings):
 
     def __post_init__(self) -> None:
         self._plain()
-        require_positive_int("k0", self.k0, symbol="k0", hint="It is the number of local steps in a round.")
+        require_positive_int("k0", self.k0, hint="It is the number of local steps in a round.")
         ok = self.eta is None or (is_number(self.eta) and self.eta > 0)
         require(ok, "eta", "above 0", self.eta, symbol="η", hint="Leave it out for the paper's value.")
         ok = self.lam is None or (is_number(self.lam) and self.lam >= 0)

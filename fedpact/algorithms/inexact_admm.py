@@ -40,7 +40,7 @@ import numpy as np
 from jax import lax
 
 from fedpact.core.contract import Algorithm, standard_measures
-from fedpact.core.errors import DataError, is_number, require, require_positive_int, unknown
+from fedpact.core.errors import DataError, is_number, require, require_one_of, require_positive_int
 from fedpact.core.settings import Settings
 from fedpact.core.telemetry import PRIMAL_DUAL, dual_residual, primal_dual_measures
 from fedpact.core.vector import Vector
@@ -128,11 +128,15 @@ def inner_bound(sigma: float, r: float, s: float, distance2: float, epsilon: flo
 
 
 def _admit(hellos: Hello, clients: Sequence[int]) -> None:
-    bad = np.flatnonzero(~(np.asarray(hellos.sigma) > 0))
-    if bad.size:
-        value = float(np.asarray(hellos.sigma)[bad[0]])
+    sigma = np.asarray(hellos.sigma)
+    for i in np.flatnonzero(~np.isfinite(sigma)).tolist():
         raise DataError(
-            f"r_i of client {clients[bad[0]]} must be above 0, got σ_i = {value:g}: its rows leave the loss flat. Give "
+            f"r_i of client {clients[i]} must be finite, got σ_i = {sigma[i]:g}: the squares of its rows overflow. "
+            "Scale its columns, or take it out."
+        )
+    for i in np.flatnonzero(~(sigma > 0)).tolist():
+        raise DataError(
+            f"r_i of client {clients[i]} must be above 0, got σ_i = {sigma[i]:g}: its rows leave the loss flat. Give "
             "it rows that are not all zeros, take it out, or give the problem an l2 above 0."
         )
 
@@ -165,16 +169,15 @@ class InexactADMM(Settings):
 
     def __post_init__(self) -> None:
         self._plain()
-        require_positive_int("k0", self.k0, symbol="k0", hint="It is the number of local steps in a round.")
+        require_positive_int("k0", self.k0, hint="It is the number of local steps in a round.")
         require(is_number(self.sigma) and self.sigma > 0, "sigma", "above 0", self.sigma, symbol="σ_i m/r_i")
         require(is_number(self.nu) and 0.5 <= self.nu < 1, "nu", "in [1/2, 1)", self.nu, symbol="ν_i")
         ok = self.epsilon is None or (is_number(self.epsilon) and self.epsilon > 0)
         require(ok, "epsilon", "above 0", self.epsilon, symbol="ε_i⁰", hint="Leave it out for k0².")
         require(is_number(self.floor) and self.floor >= 0, "floor", "at least 0", self.floor)
-        if self.duals not in ("zero", "gradient"):
-            raise unknown("duals", self.duals, ("zero", "gradient"))
-        if not callable(self.solver) and self.solver not in SOLVERS:
-            raise unknown("solver", self.solver, SOLVERS)
+        require_one_of("duals", self.duals, ("zero", "gradient"))
+        if not callable(self.solver):
+            require_one_of("solver", self.solver, SOLVERS)
         require_positive_int("inner", self.inner, symbol="κ+1")
         require(isinstance(self.audit, bool), "audit", "true or false", self.audit)
 

@@ -29,7 +29,7 @@ from jax import lax
 
 from fedpact.algorithms.fedepm import NO_GUARANTEE, check_noise, laplace, notes_of
 from fedpact.core.contract import Algorithm, standard_measures
-from fedpact.core.errors import is_number, require, require_positive_int, unknown
+from fedpact.core.errors import is_number, require, require_one_of, require_positive_int
 from fedpact.core.keys import Purpose
 from fedpact.core.settings import Settings
 from fedpact.core.vector import Vector
@@ -77,9 +77,8 @@ def paper_step(d: Any, k: Any, k0: int) -> Any:
 
 
 def _check(settings: Any) -> None:
-    require_positive_int("k0", settings.k0, symbol="k0", hint="It is the number of local steps in a round.")
-    if settings.step not in ("paper", "lipschitz"):
-        raise unknown("step", settings.step, ("paper", "lipschitz"))
+    require_positive_int("k0", settings.k0, hint="It is the number of local steps in a round.")
+    require_one_of("step", settings.step, ("paper", "lipschitz"))
     ok = is_number(settings.scale) and settings.scale > 0
     require(ok, "scale", "above 0", settings.scale, hint="It multiplies the step size γ_i.")
     check_noise(settings.epsilon, settings.mu0, settings.c, settings.alpha)
@@ -198,5 +197,6 @@ def _build(settings: Any, problem: Any, *, mu: float, inner: int) -> Algorithm:
         combine="sum",
         notes={"gradients": "sum", "snr": "min", "noise_scale": "max"},
         needs=frozenset({"lipschitz"}) if by_lipschitz else frozenset(),
+        inverts=by_lipschitz,
         notices=() if epsilon is None else (NO_GUARANTEE.format(epsilon=epsilon),),
     )

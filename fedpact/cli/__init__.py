@@ -32,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedpactError as error:
         print(f"fedpact: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("fedpact: interrupted.", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        print(f"fedpact: {str(stopped) or 'interrupted.'}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -79,7 +79,8 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--above", action="store_true", help="the target is reached from below (implied for accuracy, snr)"
     )
-    sub.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change a key")
+    changed = "change a key of the files"
+    sub.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=changed)
     sub.add_argument("--out", help="folder of a report")
     _json(sub)
 

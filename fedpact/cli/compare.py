@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
 from fedpact.core.errors import InvalidArgument, unknown
-from fedpact.core.files import json_text
+from fedpact.core.files import check_writable, json_text
 
 ON_HELD_OUT = (
     "The settings were chosen by {metric}, so these rows are no longer held out: the score is too good. "
@@ -21,24 +22,30 @@ def compare(options: argparse.Namespace) -> int:
     from fedpact.race import gather, larger_is_better, never_improved, race
     from fedpact.report import text_table
 
+    if options.out:
+        check_writable(options.out)
     runs = gather(options.items, options.changes)
     above = options.above or larger_is_better(options.column)
     rows, target = race(runs, options.column, options.target, above)
     idle = never_improved(runs, options.column, above)
-    report = runs.report(options.out) if options.out else None
-    if options.json:
+    report = None
+    try:
+        report = runs.report(options.out) if options.out else None
+    finally:  # whatever becomes of the report
         found = {"column": options.column, "target": target, "above": above, "runs": rows, "never_improved": idle}
-        print(json_text(found | {"report": report and str(report)}), end="")
-    else:
-        sign = "≥" if above else "≤"
-        print(f"to reach {options.column} {sign} {target:.8g}\n{text_table(rows)}")
-        for name in idle:
-            print(f"\nnotice: {name} never improves on its start" + ("" if options.target else ", and sets no target"))
-        for run in runs:
-            for notice in run.notices:
-                print(f"\nnotice ({run.name}): {notice}")
-        if report:
-            print(f"\nreport: {report}")
+        if options.json:
+            print(json_text(found | {"report": report and str(report)}), end="")
+        else:
+            print(f"to reach {options.column} {'≥' if above else '≤'} {target:.8g}\n{text_table(rows)}")
+    if options.json:
+        return 0
+    for name in idle:
+        print(f"\nnotice: {name} never improves on its start" + ("" if options.target else ", and sets no target"))
+    for run in runs:
+        for notice in run.notices:
+            print(f"\nnotice ({run.name}): {notice}")
+    if report:
+        print(f"\nreport: {report}")
     return 0
 
 
@@ -49,7 +56,8 @@ def tune(options: argparse.Namespace) -> int:
     from fedpact.tune import tune as search
 
     experiment, _ = build(read(options.file, options.changes))
-    kept = ("participation", "stop", "evaluate_every", "precision", "engine")
+    own = ("algorithm", "problem", "federation", "rounds", "seed")
+    kept = [field.name for field in dataclasses.fields(experiment) if field.name not in own]
     tuned = search(
         experiment.algorithm,
         experiment.problem,
@@ -84,7 +92,7 @@ def _grid(items: list[str]) -> dict[str, list[Any]]:
         if not equals or not text:
             example = "For example: --grid scale=0.3,1,3"
             raise InvalidArgument(f"--grid must be setting=value,value,… got {item!r}. {example}")
-        grid[name.removeprefix("algorithm.")] = [toml_value(word) for word in text.split(",")]
+        grid.setdefault(name.strip().removeprefix("algorithm."), []).extend(map(toml_value, text.split(",")))
     return grid
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -44,7 +45,8 @@ def _execute(values: Mapping[str, Any], out: str | None, as_json: bool, resuming
 
     experiment, name = build(values)
     label = name or experiment.algorithm.name
-    folder = Path(out or f"runs/{label}-{time.strftime('%Y%m%d-%H%M%S')}")
+    safe = re.sub(r"[/\\\0]+", "-", label).lstrip(".")[:100]  # a name is no path
+    folder = Path(out or f"runs/{safe}-{time.strftime('%Y%m%d-%H%M%S')}")
     before = _ended(folder) if resuming else None
     try:
         result = execute(experiment, folder=folder, name=label, progress=None, resuming=resuming, source=values)

@@ -1,9 +1,9 @@
 """Checkpoints: one sealed file each, whole or absent, that knows which settings it belongs to.
 
 The header holds the digest of the settings, so that another experiment's checkpoint is refused, the round, and how much
-of history.csv belongs to it; the arrays are those of the loop's carry, in order. The seal refuses a damaged file.
-Client states that an engine keeps on the host are files of their own (`core.store`), written before the checkpoint
-that lists their versions.
+of history.csv belongs to it, with the digest of that part; the arrays are those of the loop's carry, in order. The seal
+refuses a damaged file. Client states that an engine keeps on the host are files of their own (`core.store`), written
+before the checkpoint that lists their versions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Checkpoint(NamedTuple):
     history_bytes: int
     elapsed: float
     leaves: list[np.ndarray]
-    versions: dict[int, int]
+    history_digest: str = ""
+    versions: Mapping[int, int] = {}
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -44,11 +45,25 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("checkpoint-*.bin"))
 
 
-def save(folder: Path, carry: Any, settings: str, round_number: int, history_bytes: int, elapsed: float) -> Path:
+def save(
+    folder: Path,
+    carry: Any,
+    settings: str,
+    round_number: int,
+    history_bytes: int,
+    elapsed: float,
+    history_digest: str = "",
+) -> Path:
     """Write the carry after a round; older checkpoints than the last two are removed afterwards."""
     store = _store(carry)
     arrays = {f"{i:06d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(carry))}
-    header = {"settings": settings, "round": round_number, "history_bytes": history_bytes, "elapsed": elapsed}
+    header: dict[str, Any] = {
+        "settings": settings,
+        "round": round_number,
+        "history_bytes": history_bytes,
+        "elapsed": elapsed,
+    }
+    header["history_digest"] = history_digest
     if store is not None:
         store.save(folder / FOLDER)
         header["versions"] = {str(client): version for client, version in store.versions.items()}
@@ -78,7 +93,7 @@ def load(folder: Path, settings: str) -> Checkpoint | None:
     if not files:
         return None
     path = files[-1]
-    found = unseal("checkpoint", path.read_bytes())
+    found = unseal("checkpoint", path.read_bytes()) if path.is_file() else None
     if found is None:
         hint = f"Delete it to resume from {files[-2].name}." if len(files) > 1 else "Delete it to start the run again."
         raise CheckpointError(f"checkpoint must be whole, got a damaged file {path}. {hint}")
@@ -90,7 +105,9 @@ def load(folder: Path, settings: str) -> Checkpoint | None:
         )
     leaves = [arrays[name] for name in sorted(arrays)]
     versions = {int(client): version for client, version in header.get("versions", {}).items()}
-    return Checkpoint(header["round"], header["history_bytes"], header["elapsed"], leaves, versions)
+    return Checkpoint(
+        header["round"], header["history_bytes"], header["elapsed"], leaves, header.get("history_digest", ""), versions
+    )
 
 
 def restore(carry: Any, leaves: list[np.ndarray], states: tuple[Path, dict[int, int]] | None = None) -> Any:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedpact.core.errors import InvalidArgument
+from fedpact.core.errors import DataError, InvalidArgument
 
 
 class Batch(NamedTuple):
@@ -176,6 +176,7 @@ class Algorithm(NamedTuple):
     rows: Callable[..., None] | None = None  # (every client's number of rows): raises for what it cannot work with
     coverage: str = ""  # the theorem that needs everyone to take part again and again, where there is one
     needs: frozenset[str] = frozenset()
+    inverts: bool = False  # whether it divides by r_i, which must then be above 0
     notices: tuple[str, ...] = ()  # sentences the reader of a report must see
     verdict: Callable[[Any], list[str]] | None = None  # such sentences that only the finished history can tell
 
@@ -187,6 +188,19 @@ def check_needs(algorithm: Algorithm, problem: Any) -> None:
             raise InvalidArgument(
                 f"problem must be one that has {need!r} for {algorithm.name}, got {type(problem).__name__}. "
                 f"Choose another algorithm or give the problem a {need} method."
+            )
+
+
+def check_flat(algorithm: Algorithm, problem: Any, federation: Any) -> None:
+    """Refuse, before round 1, a client of r_i = 0 (its rows are all zeros) where steps are 1/r_i."""
+    for i in federation.blank if algorithm.inverts else ():
+        x, y = federation.client(i)
+        x = x.toarray() if hasattr(x, "toarray") else x
+        r = float(problem.lipschitz(Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(len(y)), jnp.asarray(i))))
+        if not r > 0:
+            raise DataError(
+                f"r_i of client {i} must be above 0 for steps of 1/r_i, got {r:g}: its rows leave the loss flat. Give "
+                "it rows that are not all zeros, take it out, or give the problem an l2 above 0."
             )
 
 

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpact.core.contract import Cohort, wire_bytes
-from fedpact.core.history import History
+from fedpact.core.errors import ClientError, DataError, FedpactError
+from fedpact.core.history import TELEMETRY, History
 from fedpact.core.keys import client_key
 from fedpact.core.loop import GOING, NONFINITE, STOPPED, Carry, Drawn, Loop, draw
 from fedpact.core.participation import Schedule
@@ -100,10 +101,9 @@ def drive(
     root = jnp.stack(roots) if trials else roots[0]
     with jax.disable_jit(loop.engine.eager):
         carry, hellos, row = start(w0, data, root)
-    if loop.algorithm.admit is not None:
-        told = jax.device_get(hellos)
-        for trial, numbers in enumerate(order):
-            loop.algorithm.admit(jax.tree.map(lambda a, t=trial: a[t], told) if trials else told, numbers)
+    told = jax.device_get(hellos)
+    for trial, numbers in enumerate(order):
+        _admit(loop, jax.tree.map(lambda a, t=trial: a[t], told) if trials else told, numbers)
     carry = jax.device_get(carry) if resumed else carry
     wire = _wire(loop, carry, hellos, data, root, trials)
     # A given schedule may be as uneven as it likes; the slots' room is worked out for random draws only.
@@ -142,12 +142,26 @@ def drive(
             done += steps
             if after_block is not None:
                 after_block(carry, histories[0], elapsed)
-    if rounds % loop.evaluate_every:
-        _measure_last(loop, carry, data, histories, rounds, trials)
+    if any(history.rounds % loop.evaluate_every for history in histories):
+        _measure_last(loop, carry, data, histories, trials)
     return [_finish(loop, carry, histories, order, i, trials, interrupt.asked) for i in range(len(seeds))]
 
 
-def _measure_last(loop: Loop, carry: Carry, data: Any, histories: Sequence[History], rounds: int, trials: bool) -> None:
+def _admit(loop: Loop, hellos: Any, clients: np.ndarray) -> None:
+    """Refuse, before round 1, a client whose first message the algorithm cannot work with, or that is not finite."""
+    if loop.algorithm.admit is not None:
+        loop.algorithm.admit(hellos, clients)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(hellos):
+        bad = np.flatnonzero(~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1))
+        if bad.size:
+            name = jax.tree_util.keystr(path[:1]).lstrip(".")
+            raise DataError(
+                f"first message of client {clients[bad].min()} must be finite, got {name} that is not. Its rows are "
+                "too large, or its gradient at the start is not finite: scale them, or take the client out."
+            )
+
+
+def _measure_last(loop: Loop, carry: Carry, data: Any, histories: Sequence[History], trials: bool) -> None:
     """Telemetry of the last round, where `evaluate_every` would leave it out.
 
     It is in the run's history, not in the folder's history.csv: a run that is extended has the rows of a longer one.
@@ -156,7 +170,7 @@ def _measure_last(loop: Loop, carry: Carry, data: Any, histories: Sequence[Histo
     with jax.disable_jit(loop.engine.eager):
         row = jax.device_get((jax.jit(measure) if loop.engine.compiled else measure)(carry.state, data))
     for i, history in enumerate(histories):
-        if history.rounds == rounds:
+        if history.rounds % loop.evaluate_every:
             history.fill({name: float(value[i] if trials else value) for name, value in row.items()})
 
 
@@ -198,13 +212,25 @@ def _wire(loop: Loop, carry: Carry, hellos: Any, data: Any, root: Any, trials: b
         return loop.algorithm.client_step(down, client, batch, loop.grad, client_key(root, 0, batch.client))[1]
 
     native = getattr(loop.problem, "native", False)  # what is not JAX's cannot be traced: it is done
-    sent = upload(client, batch) if native else jax.eval_shape(upload, client, batch)
-    return _Wire(wire_bytes(hellos), wire_bytes(down), wire_bytes(sent))
+    with _named(loop, f"round 0, client {batch.client}, client_step"):
+        sent = upload(client, batch) if native else jax.eval_shape(upload, client, batch)
+        return _Wire(wire_bytes(hellos), wire_bytes(down), wire_bytes(sent))
+
+
+@contextmanager
+def _named(loop: Loop, place: str) -> Iterator[None]:
+    """What fails here is raised with its place, as the engine that compiles nothing does in its rounds."""
+    try:
+        yield
+    except Exception as error:
+        if loop.engine.compiled or isinstance(error, FedpactError):
+            raise
+        raise ClientError(f"{place}: {type(error).__name__}: {error}") from error
 
 
 def _history(loop: Loop, first: dict[str, np.ndarray], trial: int, wire: _Wire) -> History:
     own = [name for name in first if name not in ("gradients",)]
-    head = [name for name in ("objective", "gradient", "accuracy", "test_loss", "test_accuracy") if name in own]
+    head = [name for name in TELEMETRY if name in own]
     tail = [name for name in own if name not in head]
     clock = ["seconds", "local_seconds"] if loop.timing else ["seconds"]
     history = History(["round", *head, "participants", "bytes_up", "bytes_down", "gradients", *clock, *tail])
@@ -254,6 +280,8 @@ def _finish(
             else "the server: its model or the objective"
         )
         where = f"round {history.rounds}, {who} is not finite"
+    elif not np.isfinite(history.end(history.judged)):  # of a round that was not measured before
+        outcome, where = Outcome.NONFINITE, f"round {history.rounds}, the server: the objective is not finite"
     elif halt == STOPPED:
         outcome = Outcome.STOPPED
         where = f"round {history.rounds}, {' and '.join(loop.stop.met(jax.device_get(one.recent)))}"

@@ -53,8 +53,15 @@ class ClientError(FedpactError):
     """A failure inside a round, with round, client and stage."""
 
 
+#: The largest count that settings take: steps, rounds, rows a batch, ….
+MOST = 2**31 - 1
+
+
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "an integer too long to show"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -62,13 +69,20 @@ def require(ok: Any, name: str, constraint: str, value: Any, *, symbol: str = ""
     """Raise `InvalidArgument` unless `ok`: '<name> (<symbol>) must be <constraint>, got <value>. <hint>'."""
     if ok:
         return
-    label = f"{name} ({symbol})" if symbol else name
+    label = f"{name} ({symbol})" if symbol not in ("", name) else name
     raise InvalidArgument(f"{label} must be {constraint}, got {_shown(value)}." + (f" {hint}" if hint else ""))
 
 
 def is_number(value: Any) -> bool:
-    """Whether a setting is a finite real number (a bool is not)."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a setting is a finite real number that fits 64 bits (a bool is not)."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def is_count(value: Any, least: int = 0) -> bool:
+    """Whether a setting is an integer from `least` to 2³¹−1 (a bool is not)."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
 
 
 def require_flags(settings: Any, *names: str) -> None:
@@ -79,16 +93,32 @@ def require_flags(settings: Any, *names: str) -> None:
 
 
 def require_positive_int(name: str, value: Any, *, symbol: str = "", hint: str = "") -> None:
-    """Raise unless `value` is an integer of at least 1."""
-    ok = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    require(ok, name, "an integer of at least 1", value, symbol=symbol, hint=hint)
+    """Raise unless `value` is an integer of at least 1, and not absurdly large."""
+    large = isinstance(value, int) and value > MOST
+    require(not large, name, "at most 2³¹−1", value, symbol=symbol, hint=hint)
+    require(is_count(value, 1), name, "an integer of at least 1", value, symbol=symbol, hint=hint)
+
+
+def require_one_of(name: str, value: Any, known: Iterable[str]) -> None:
+    """Raise `UnknownName` unless `value` is one of these words."""
+    known = list(known)
+    if not isinstance(value, str) or value not in known:
+        raise unknown(name, value, known)
+
+
+def nearest(name: Any, known: Iterable[str]) -> str:
+    """' Did you mean …?' with the nearest of the valid names, or nothing."""
+    names = sorted(map(str, known))
+    word = name if isinstance(name, str) else _shown(name)  # `name` may be of any type: it is only shown
+    near = difflib.get_close_matches(word.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
+    found = next((n for n in names if near and n.lower() == near[0]), None)
+    return f" Did you mean {found!r}?" if found else ""
 
 
 def unknown(kind: str, name: Any, known: Iterable[str], *, hint: str = "") -> UnknownName:
     """The error for a name that does not exist: all valid ones, the nearest, and the hint if there is one."""
-    names = sorted(map(str, known))  # `name` may be of any type: it is only shown
-    near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
-    nearest = next((n for n in names if near and n.lower() == near[0]), None)
-    guess = f" Did you mean {nearest!r}?" if nearest else ""
+    names = sorted(map(str, known))
     more = f" {hint}" if hint else ""
-    return UnknownName(f"{kind} must be one of {', '.join(names) or '(none)'}, got {_shown(name)}.{guess}{more}")
+    return UnknownName(
+        f"{kind} must be one of {', '.join(names) or '(none)'}, got {_shown(name)}.{nearest(name, names)}{more}"
+    )

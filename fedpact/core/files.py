@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,20 @@ def make_folder(path: Path) -> None:
     """Make a folder and its parents."""
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
+
+
+def check_writable(folder: str | os.PathLike[str]) -> None:
+    """Refuse now a folder that could not be written to at the end; what is made to find out is removed again."""
+    root = Path(folder)
+    made: list[Path] = []
+    with writing(root):
+        try:
+            _make_missing(root, made)
+            with tempfile.TemporaryFile(dir=root):
+                pass
+        finally:
+            for path in reversed(made):
+                path.rmdir()
 
 
 def write_atomic(path: Path, content: bytes) -> None:

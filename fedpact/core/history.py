@@ -25,6 +25,8 @@ import numpy as np
 
 from fedpact.core.errors import CheckpointError, unknown
 
+#: What the round loop measures of every algorithm, where it is measured.
+TELEMETRY = ("objective", "gradient", "accuracy", "test_loss", "test_accuracy")
 WHOLE = {"round", "participants", "bytes_up", "bytes_down"}
 
 
@@ -38,6 +40,11 @@ class History:
     def columns(self) -> list[str]:
         """The names of the columns."""
         return list(self._columns)
+
+    @property
+    def judged(self) -> str:
+        """The column a run is judged by: the objective, or the loss on the test set where nothing else is measured."""
+        return "objective" if "objective" in self._columns else "test_loss"
 
     @property
     def rounds(self) -> int:
@@ -61,6 +68,10 @@ class History:
         if name not in self._columns:
             raise unknown("column", name, self._columns)
         return next((v for v in reversed(self._columns[name]) if not math.isnan(v)), math.nan)
+
+    def end(self, name: str) -> float:
+        """The last row's value of a column, measured or not."""
+        return float(self.column(name)[-1])
 
     def extend(self, rows: Mapping[str, np.ndarray]) -> None:
         """Append a block of rows."""

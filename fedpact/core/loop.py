@@ -78,6 +78,7 @@ class Loop:
         self.grad = getattr(problem, "oracle", None) or Oracle(problem)
         self.evaluate_every, self.timing, self.telemetry = evaluate_every, timing, telemetry
         self._names: list[str] = []
+        self._judged = "objective" if telemetry == "all" else "test_loss"
         self.clock: dict[str, list[float]] = {"local": [], "server": []}
         plain = timing or not engine.compiled
         self._while = _python_while if plain else lax.while_loop
@@ -204,7 +205,7 @@ class Loop:
         recent = {
             name: jnp.full(self.stop.window, jnp.nan, jnp.float64).at[-1].set(known[name]) for name in self.stop.reads
         }
-        sound = jnp.isfinite(row["objective" if "objective" in row else "test_loss"])
+        sound = jnp.isfinite(row[self._judged])
         halt = jnp.where(sound, GOING, NONFINITE)  # rules end rounds: row 0 stops nothing
         carry = Carry(state, jnp.asarray(0), recent, halt, jnp.asarray(-1))
         return jax.tree.map(lambda a: lax.convert_element_type(a, a.dtype), carry), hellos, row  # no weak types
@@ -251,7 +252,7 @@ class Loop:
         row |= self._measured(new, data, t + 1)
 
         if self.evaluate_every == 1:
-            fine = fine & jnp.isfinite(row["objective" if "objective" in row else "test_loss"])
+            fine = fine & jnp.isfinite(row[self._judged])
         measured = row | {"round": t + 1.0, "seconds": elapsed}
         recent = {name: jnp.roll(carry.recent[name], -1).at[-1].set(measured[name]) for name in self.stop.reads}
         met = self.stop.fired(recent)
@@ -259,6 +260,7 @@ class Loop:
             keep = (t + 1) % self.evaluate_every == 0
             recent = jax.tree.map(lambda a, b: jnp.where(keep, a, b), recent, carry.recent)
             met = met & keep
+            fine = fine & (jnp.isfinite(row[self._judged]) | ~keep)
         halt = jnp.where(fine, jnp.where(met, STOPPED, GOING), NONFINITE)
         slot = jnp.where(jnp.all(sound), -1, jnp.argmin(sound))
         position = jnp.where(slot >= 0, cohort.positions[slot], -1).astype(carry.culprit.dtype)

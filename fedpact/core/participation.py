@@ -10,8 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from fedpact.core.checkpoint import digest
-from fedpact.core.errors import is_number, require, require_positive_int
+from fedpact.core.errors import is_count, is_number, require, require_positive_int
 from fedpact.core.keys import Purpose, host_generator
+from fedpact.core.settings import plain
 
 
 @runtime_checkable
@@ -221,7 +222,7 @@ class Schedule:
         require(given, "schedule", "a list of rounds, each a list of clients", self.rounds, hint=hint)
         for t, chosen in enumerate(self.rounds):
             name = f"schedule of round {t}"
-            flat = all(isinstance(i, (int, np.integer)) and not isinstance(i, bool) and i >= 0 for i in chosen)
+            flat = all(is_count(plain(i)) for i in chosen)
             require(flat, name, "a list of client numbers from 0", chosen, hint=hint)
             require(len(set(chosen)) == len(chosen), name, "without repetition", chosen, hint="Name each client once.")
 
@@ -259,6 +260,7 @@ class Schedule:
 
 def as_participation(value: Any) -> Participation:
     """A scheme from what users write: a number ρ, a scheme, or a list of rounds."""
+    value = plain(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         _check_rate(value)
         return Everyone() if value == 1 else Fraction(float(value))

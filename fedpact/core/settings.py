@@ -14,6 +14,11 @@ from fedpact.core.contract import Algorithm
 from fedpact.core.errors import is_number, require, unknown
 
 
+def plain(value: Any) -> Any:
+    """A NumPy scalar as Python's: those of NumPy would widen single precision, and are no numbers to JSON."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 class Settings:
     """Base of every algorithm's settings: a name, named presets, and a way to and from plain dicts."""
 
@@ -22,11 +27,9 @@ class Settings:
     remedy: ClassVar[str] = "take shorter steps"  # what to do where a run ends above its start
 
     def _plain(self) -> None:
-        """NumPy scalars to Python's: those of NumPy would widen single precision."""
+        """NumPy scalars to Python's."""
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, f.name)
-            if isinstance(value, np.generic):
-                object.__setattr__(self, f.name, value.item())
+            object.__setattr__(self, f.name, plain(getattr(self, f.name)))
 
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
         """The bundle of pure functions for m clients and participation rate ρ."""

@@ -15,7 +15,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedpact.core.errors import is_number, require, require_flags, require_positive_int
+from fedpact.core.errors import is_count, is_number, require, require_flags, require_positive_int
+
+MOST_ROWS = 10**6  # that a rule looks back at
+
+
+def _check_window(window: Any) -> None:
+    require(is_count(window, 2), "window", "an integer of at least 2", window)
+    require(window <= MOST_ROWS, "window", f"at most {MOST_ROWS:,}", window, hint="The rows it looks back at are kept.")
 
 
 class Outcome(enum.Enum):
@@ -23,7 +30,7 @@ class Outcome(enum.Enum):
 
     STOPPED = "a stop rule was met"
     ROUNDS = "all rounds were run"
-    NONFINITE = "a number was not finite; the last good state is kept"
+    NONFINITE = "a number was not finite"
     INTERRUPTED = "interrupted; what is done is kept"
 
 
@@ -177,7 +184,7 @@ class Variance(Rule):
 
     def __post_init__(self) -> None:
         require(is_number(self.tolerance) and self.tolerance > 0, "tolerance", "a number above 0", self.tolerance)
-        require(isinstance(self.window, int) and self.window >= 2, "window", "an integer of at least 2", self.window)
+        _check_window(self.window)
         hint = "Leave it out for the mean over the clients; m gives the sum."
         require(is_number(self.scale) and self.scale > 0, "scale", "a number above 0", self.scale, hint=hint)
 
@@ -198,7 +205,7 @@ class Rising(Rule):
     reads = ("objective", "gradient")
 
     def __post_init__(self) -> None:
-        require(isinstance(self.window, int) and self.window >= 2, "window", "an integer of at least 2", self.window)
+        _check_window(self.window)
 
     def fired(self, recent: Mapping[str, Any]) -> Any:
         """Both above; false until the window is full (NaN compares false)."""

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 
-from fedpact.core.errors import DataError, require, unknown
+from fedpact.core.errors import DataError, require, require_one_of
 from fedpact.data.schema import Column, Schema
 
 if TYPE_CHECKING:
@@ -98,9 +98,14 @@ class Dataset:
         return self.schema.classes
 
     @cached_property
+    def filled(self) -> np.ndarray:
+        """For every row, whether any of its features differs from 0."""
+        return np.diff(self.x.indptr) > 0 if scipy.sparse.issparse(self.x) else self.x.any(axis=1)
+
+    @cached_property
     def digest(self) -> str:
-        """SHA-256 of x and y with their shape, whatever the dataset's name."""
-        text = sha256(repr(self.x.shape).encode())
+        """SHA-256 of x and y with their shape, and of the columns' and classes' names, whatever the dataset's name."""
+        text = sha256(repr((self.x.shape, self.schema.columns, self.classes)).encode())
         x = (self.x.data, self.x.indices, self.x.indptr) if scipy.sparse.issparse(self.x) else (self.x,)
         for array in (*x, self.y, *([self.test] if len(self.test) else [])):
             text.update(np.ascontiguousarray(array if array.dtype == np.uint8 else array.astype("<f8")))
@@ -197,14 +202,13 @@ def scaled_dataset(
 
     A column that this would divide by 0 (constant, or all zeros) is divided by 1.
     """
-    if scale not in SCALES:
-        raise unknown("scale", scale, SCALES)
+    require_one_of("scale", scale, SCALES)
     if scipy.sparse.issparse(coded):
         hint = 'Use "norm" or "none": subtracting means would fill the zeros.'
         require(scale != "standard", "scale", "'norm' or 'none' for sparse features", scale, hint=hint)
     else:
         require_finite(coded, f"x of dataset {name!r}", [column.name for column in columns])
-    shift, divisor = _fit(coded, scale)
+    shift, divisor = _fit(coded, scale, [column.name for column in columns])
     schema = Schema(tuple(columns), tuple(divisor.tolist()), tuple(shift.tolist()), target, tuple(classes))
     return Dataset(name, _scaled(coded, shift, divisor), y, schema, raw, scale)
 
@@ -213,23 +217,30 @@ def fitted_on(dataset: Dataset, rows: np.ndarray) -> Dataset:
     """The dataset with its columns scaled by what these rows say alone: those held out must not decide the features."""
     if dataset.scale == "none":
         return dataset
-    shift, divisor = _fit(dataset.x[rows], dataset.scale)
     old = dataset.schema
+    shift, divisor = _fit(dataset.x[rows], dataset.scale, [column.name for column in old.columns])
     shifts = np.array(old.shift) + np.array(old.scale) * shift  # of the two scalings, one after the other
     scales = np.array(old.scale) * divisor
     schema = replace(old, scale=tuple(scales.tolist()), shift=tuple(shifts.tolist()))
     return replace(dataset, x=_scaled(dataset.x, shift, divisor), schema=schema)
 
 
-def _fit(x: Any, scale: str) -> tuple[np.ndarray, np.ndarray]:
+def _fit(x: Any, scale: str, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """What to subtract from every column, and what to divide it by."""
     shift, divisor = np.zeros(x.shape[1]), np.ones(x.shape[1])
-    if scale == "standard" and x.shape[0]:
-        varies = np.ptp(x, axis=0) > 0  # rounding leaves a constant column a tiny deviation
-        shift, divisor = x.mean(axis=0), np.where(varies, x.std(axis=0), 1.0)
-    if scale == "norm":
-        norm = (scipy.sparse.linalg if scipy.sparse.issparse(x) else np.linalg).norm(x, axis=0)
-        divisor = np.where(norm > 0, norm, 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):  # told below, by its column
+        if scale == "standard" and x.shape[0]:
+            varies = np.ptp(x, axis=0) > 0  # rounding leaves a constant column a tiny deviation
+            shift, divisor = x.mean(axis=0), np.where(varies, x.std(axis=0), 1.0)
+        if scale == "norm":
+            norm = (scipy.sparse.linalg if scipy.sparse.issparse(x) else np.linalg).norm(x, axis=0)
+            divisor = np.where(norm > 0, norm, 1.0)
+    for j in np.flatnonzero(~np.isfinite(shift + divisor)).tolist():
+        largest = abs(x[:, [j]]).max()
+        raise DataError(
+            f"column {names[j]!r} must be small enough to be squared, got a value of size {largest:g}. Correct it, or "
+            'take scale="none".'
+        )
     return shift, divisor
 
 

@@ -75,6 +75,12 @@ class Federation:
         return self.dataset.features
 
     @cached_property
+    def blank(self) -> list[int]:
+        """The clients whose training rows are all zeros."""
+        filled = self.dataset.filled
+        return [i for i, rows in enumerate(self.rows) if not filled[rows].any()]
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the dataset's digest and everyone's rows, training and held out."""
         text = sha256(self.dataset.digest.encode())

@@ -62,7 +62,10 @@ def cuts(rng: np.random.Generator, rows: int, clients: int) -> list[np.ndarray]:
 
 def sizes(rng: np.random.Generator, rows: int, sizes: Sequence[int] | np.ndarray | None) -> list[np.ndarray]:
     """Shuffle, then deal blocks of the given sizes; rows left over belong to nobody."""
-    d = np.asarray(sizes if sizes is not None else [])
+    try:
+        d = np.asarray(sizes if sizes is not None else [])
+    except ValueError:  # lists of different lengths
+        d = np.empty((0, 0))
     whole = d.ndim == 1 and d.size > 0 and d.dtype.kind in "iu"
     require(whole, "sizes", "a list of whole numbers, one per client", sizes, symbol="d_i")
     require(d.min() >= 1, "sizes", "at least 1 each", int(d.min()), symbol="d_i")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedpact.core.errors import DataError, require, unknown
+from fedpact.core.errors import DataError, UnknownName, nearest, require, unknown
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,10 @@ def code_rows(
     coded = np.empty((len(rows), len(columns)))
     for j, column in enumerate(columns):
         if column.read_from not in header:
-            raise unknown(f"column of {where}", column.read_from, header)
+            raise UnknownName(
+                f"{where} must have the column {column.read_from!r}, which the model was trained on, got only "
+                f"{', '.join(header)}.{nearest(column.read_from, header)}"
+            )
         k = header.index(column.read_from)
         coded[:, j] = column.code([row[k] for row in rows])
         bad = np.flatnonzero(~np.isfinite(coded[:, j]))

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedpact.core.errors import is_number, require, require_positive_int, unknown
+from fedpact.core.errors import is_number, require, require_one_of, require_positive_int
 from fedpact.data.dataset import Dataset
 from fedpact.data.tables import from_arrays
 
 DISTRIBUTIONS = ("normal", "student", "uniform")
 KINDS = ("logistic", "least_squares")
 SYNTHETIC, MIXTURE = 3, 4  # what the random numbers are for, next to PARTITION and HOLDOUT in federation.py
+MOST_CELLS = 10**9  # 8 GB
+
+
+def _check_room(rows: int, features: int) -> None:
+    room = f"at most {MOST_CELLS:,}"
+    require(rows * features <= MOST_CELLS, "rows × features", room, rows * features, hint="Generate fewer.")
 
 
 def synthetic(
@@ -21,11 +27,11 @@ def synthetic(
     A ~ N(0, I), ‖w‖ = 1, b = Aw + noise·e with e ~ N(0, I). "least_squares" has y = b; "logistic" has y = 1 where b is
     above its median, so that both classes are there. The larger rows / features, the better the conditioning.
     """
-    if kind not in KINDS:
-        raise unknown("kind", kind, KINDS)
+    require_one_of("kind", kind, KINDS)
     require_positive_int("rows", rows, symbol="d")
     require(rows >= 2, "rows", "at least 2", rows, symbol="d")
     require_positive_int("features", features, symbol="n")
+    _check_room(rows, features)
     require(is_number(noise) and 0 <= noise < np.inf, "noise", "a finite number of at least 0", noise)
     whole = isinstance(seed, int) and not isinstance(seed, bool)
     require(whole and seed >= 0, "seed", "an integer of at least 0", seed)
@@ -47,6 +53,7 @@ def mixture(clients: int = 64, features: int = 100, seed: int = 0, iid: bool = T
     """
     require_positive_int("clients", clients, symbol="m")
     require_positive_int("features", features, symbol="n")
+    _check_room(150 * clients, features)
     whole = isinstance(seed, int) and not isinstance(seed, bool)
     require(whole and seed >= 0, "seed", "an integer of at least 0", seed)
     require(isinstance(iid, bool), "iid", "true or false", iid)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from fedpact.core.errors import DataError, require, unknown
+from fedpact.core.errors import DataError, require, require_one_of, unknown
 from fedpact.data.dataset import Dataset, as_numbers, as_sparse, scaled_dataset
 from fedpact.data.schema import Column, code_rows, line_of
 
@@ -83,7 +83,7 @@ def from_csv(
     classes, sorted (numbers by value). Dropped columns remain usable in `split(how="column", column=…)`.
     """
     header, rows = read_rows(path)
-    drop, categorical = (list([v] if isinstance(v, str) else v) for v in (drop, categorical))
+    drop, categorical = _names("drop", drop), _names("categorical", categorical)
     for argument, names in (("target", [target]), ("drop", drop), ("categorical", categorical)):
         for name in names:
             if name not in header:
@@ -91,10 +91,8 @@ def from_csv(
     require(target not in drop, "drop", "columns other than the target", drop)
     hint = 'task="classification" makes classes of it.'
     require(target not in categorical, "categorical", "columns other than the target", categorical, hint=hint)
-    if task not in TASKS:
-        raise unknown("task", task, TASKS)
-    if coding not in CODINGS:
-        raise unknown("coding", coding, CODINGS)
+    require_one_of("task", task, TASKS)
+    require_one_of("coding", coding, CODINGS)
 
     columns = []
     cells = dict(zip(header, zip(*rows, strict=True), strict=True))
@@ -111,6 +109,14 @@ def from_csv(
     raw = {name: numbers[name] if name in numbers else np.array(cells[name], dtype=object) for name in header}
     name = Path(path).stem
     return scaled_dataset(name, columns, coded, y, scale=scale, target=target, classes=classes, raw=raw)
+
+
+def _names(argument: str, given: Any) -> list[str]:
+    """Names of columns from what users write: one, or a list."""
+    names = [given] if isinstance(given, str) else given
+    ok = isinstance(names, Sequence | np.ndarray) and all(isinstance(name, str) for name in names)
+    require(ok, argument, "the name of a column, or a list of names", given)
+    return list(names)
 
 
 def _coded(name: str, categories: tuple[str, ...], coding: str) -> list[Column]:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
+from fedpact.core.errors import require
 from fedpact.core.vector import Vector
 
 
@@ -179,11 +180,22 @@ def exact(sub: Subproblem, most: int) -> Solved:
     return Solved(v, steps + 1, sub.residual(v, sub.gradient(v)).norm2())
 
 
+POINT = "It gets the subproblem `sub` and returns a point such as sub.w - sub.gradient_at_w / sub.r."
+
+
+def _shapes(v: Any) -> Any:
+    if not isinstance(v, Vector):
+        return type(v).__name__
+    return jax.tree.map(lambda a: f"{jnp.result_type(a)}{list(jnp.shape(a))}", v.tree)
+
+
 def checked(solver: Callable[[Subproblem], Vector]) -> Callable[[Subproblem, int], Solved]:
     """A solver of the user's, which returns a point, with its residual looked at."""
 
     def solve(sub: Subproblem, most: int) -> Solved:
         v = solver(sub)
+        wanted, got = _shapes(sub.w), _shapes(v)
+        require(got == wanted, "solver", f"a function that returns a point like w, {wanted}", got, hint=POINT)
         return Solved(v, jnp.asarray(1), sub.residual(v, sub.gradient(v)).norm2())
 
     return solve

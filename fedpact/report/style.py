@@ -132,6 +132,8 @@ class _PowerLabels(LogFormatterSciNotation):
     _RAISED = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
     def __call__(self, x: float, pos: int | None = None) -> str:
+        if not math.isfinite(x):  # a tick beyond the largest double
+            return ""
         text = re.sub(r"^\$\\mathdefault\{(.*)\}\$$", r"\1", super().__call__(x, pos)).replace(r"\times", "×")
         return re.sub(r"\^\{([^}]*)\}", lambda power: power[1].translate(self._RAISED), text)
 

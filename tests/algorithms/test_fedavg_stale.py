@@ -246,9 +246,9 @@ def test_the_paper_s_constants():
     [
         (
             {"k0": 0},
-            r"k0 \(k0\) must be an integer of at least 1, got 0\. It is the number of local steps in a round\.",
+            r"k0 must be an integer of at least 1, got 0\. It is the number of local steps in a round\.",
         ),
-        ({"k0": 1.5}, r"k0 \(k0\) must be an integer of at least 1, got 1\.5\. .+"),
+        ({"k0": 1.5}, r"k0 must be an integer of at least 1, got 1\.5\. .+"),
         ({"a": 0}, r"a \(a\) must be above 0, got 0\. γ_k = a/log2\(k\+2\) is divided by m\."),
         ({"a": -1.0}, r"a \(a\) must be above 0, got -1\.0\. .+"),
         ({"a": "0.5d/m"}, r"a \(a\) must be above 0, got '0\.5d/m'\. .+"),

@@ -529,10 +529,10 @@ def test_the_signal_to_noise_ratio_is_the_least_over_clients(run_once):
     [
         (
             {"k0": 0},
-            r"k0 \(k0\) must be an integer of at least 1, got 0\. It is the number of local steps in a round\.",
+            r"k0 must be an integer of at least 1, got 0\. It is the number of local steps in a round\.",
         ),
-        ({"k0": 2.0}, r"k0 \(k0\) must be an integer of at least 1, got 2\.0\. .+"),
-        ({"k0": True}, r"k0 \(k0\) must be an integer of at least 1, got True\. .+"),
+        ({"k0": 2.0}, r"k0 must be an integer of at least 1, got 2\.0\. .+"),
+        ({"k0": True}, r"k0 must be an integer of at least 1, got True\. .+"),
         ({"eta": 0}, r"eta \(η\) must be above 0, got 0\. Leave it out for the paper's value\."),
         ({"eta": -1e-5}, r"eta \(η\) must be above 0, got -1e-05\. .+"),
         ({"eta": "small"}, r"eta \(η\) must be above 0, got 'small'\. .+"),

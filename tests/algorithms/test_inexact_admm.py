@@ -437,7 +437,7 @@ def test_one_client_with_an_exact_solver_is_the_proximal_point_method():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"k0": 0}, r"^k0 \(k0\) must be .*, got 0\."),
+        ({"k0": 0}, r"^k0 must be .*, got 0\."),
         ({"sigma": 0}, r"^sigma \(σ_i m/r_i\) must be above 0, got 0\."),
         ({"sigma": -1.0}, r"must be above 0, got -1\.0"),
         ({"nu": 0.4}, r"^nu \(ν_i\) must be in \[1/2, 1\), got 0\.4"),

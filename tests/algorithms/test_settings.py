@@ -12,9 +12,9 @@ from fedpact.algorithms import algorithm
 from fedpact.core.errors import FedpactError
 
 ALGORITHMS = {
-    ("fedepm", "k0", 0): "k0 (k0) must be an integer of at least 1, got 0.",
-    ("fedepm", "k0", 1.5): "k0 (k0) must be an integer of at least 1, got 1.5.",
-    ("fedepm", "k0", True): "k0 (k0) must be an integer of at least 1, got True.",
+    ("fedepm", "k0", 0): "k0 must be an integer of at least 1, got 0.",
+    ("fedepm", "k0", 1.5): "k0 must be an integer of at least 1, got 1.5.",
+    ("fedepm", "k0", True): "k0 must be an integer of at least 1, got True.",
     ("fedepm", "lam", -0.1): "lam (λ) must be at least 0, got -0.1.",
     ("fedepm", "lam", math.inf): "lam (λ) must be ",
     ("fedepm", "eta", 0): "eta (η) must be above 0, got 0.",
@@ -28,7 +28,7 @@ ALGORITHMS = {
     ("fedepm", "mu0", math.inf): "mu0 (μ_{i,0}) must be ",
     ("fedepm", "c", -1): "c (c_i) must be at least 0, got -1.",
     ("fedepm", "alpha", 0.5): "alpha (α_i) must be at least 1, got 0.5.",
-    ("sfedavg", "k0", 0): "k0 (k0) must be an integer of at least 1, got 0.",
+    ("sfedavg", "k0", 0): "k0 must be an integer of at least 1, got 0.",
     ("sfedavg", "step", "big"): "step must be one of lipschitz, paper, got 'big'.",
     ("sfedavg", "epsilon", 0): "epsilon (ε) must be above 0, got 0.",
     ("sfedprox", "inner", 0): "inner (ℓ) must be an integer of at least 1, got 0.",

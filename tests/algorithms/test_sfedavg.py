@@ -249,7 +249,7 @@ def test_one_client_one_step_is_gradient_descent():
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
-        ({"k0": 0}, InvalidArgument, r"k0 \(k0\) must be an integer of at least 1, got 0\. It is the number .+"),
+        ({"k0": 0}, InvalidArgument, r"k0 must be an integer of at least 1, got 0\. It is the number .+"),
         ({"step": "papr"}, UnknownName, r"step must be one of lipschitz, paper, got 'papr'\. Did you mean 'paper'\?"),
         ({"step": 0.1}, UnknownName, r"step must be one of lipschitz, paper, got 0\.1\."),
         ({"scale": 0}, InvalidArgument, r"scale must be above 0, got 0\. It multiplies the step size γ_i\."),

@@ -46,8 +46,8 @@ def test_long_values_are_cut():
 
 @pytest.mark.parametrize("value", [0, -3, 1.0, True, "2", None])
 def test_positive_integers(value):
-    said = sentence(require_positive_int, "k0", value, symbol="k0")
-    assert said == f"k0 (k0) must be an integer of at least 1, got {value!r}."
+    said = sentence(require_positive_int, "k0", value, symbol="k0")  # the same word is not said twice
+    assert said == f"k0 must be an integer of at least 1, got {value!r}."
     require_positive_int("k0", 1)
 
 

@@ -63,7 +63,7 @@ def test_encode_by_hand():
             ["Age", "sex"],
             ["1", "m"],
             UnknownName,
-            r"column of new.csv must be one of Age, sex, got 'age'\. Did you mean ",
+            r"new.csv must have the column 'age', which .+, got only Age, sex\. Did you mean 'Age'\?",
         ),
     ],
 )
