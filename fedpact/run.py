@@ -327,7 +327,7 @@ def trials(
             experiments[0].participation,
             [seeds[i] for i in group],
             experiments[0].rounds,
-            PRECISIONS[experiments[0].precision],
+            PRECISIONS[str(experiments[0].precision)],
         )
         for e, end in zip(experiments, finished, strict=True):
             out.append(uninterrupted(_run(e, loop, end, name, None), f"Trials {first} and later were not kept."))
@@ -336,7 +336,7 @@ def trials(
 
 def _start(experiment: Experiment) -> Any:
     key = jax.random.fold_in(jax.random.key(experiment.seed), int(Purpose.MODEL))
-    return experiment.problem.init(experiment.federation.features, PRECISIONS[experiment.precision], key)
+    return experiment.problem.init(experiment.federation.features, PRECISIONS[str(experiment.precision)], key)
 
 
 def _loop(experiment: Experiment) -> Loop:
@@ -379,8 +379,8 @@ def _worse(e: Experiment, history: History) -> list[str]:
     best = int(np.nanargmin(f))
     lowest = "its lowest is the start" if best == 0 else f"its lowest is {f[best]:.5g}, in round {best}"
     return [
-        f"The {name.replace('_', ' ')} ended above its start: {last:.5g} after {history.rounds} rounds, from {first:.5g}; {lowest}. "
-        f"The model is worse than an untrained one. To change that, {e.algorithm.remedy}."
+        f"The {name.replace('_', ' ')} ended above its start: {last:.5g} after {history.rounds} rounds, "
+        f"from {first:.5g}; {lowest}. The model is worse than an untrained one. To change that, {e.algorithm.remedy}."
     ]
 
 
@@ -424,8 +424,8 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
         if keeper is not None:
             keeper.after_block(carry, history, elapsed)
         residual = history.last("primal_residual") if "primal_residual" in history.columns else None
-        shown = [history.last(n) if n in history.columns else math.nan for n in ("objective", "gradient")]
-        bar.update(history.rounds, *shown, residual)
+        f, g = (history.last(n) if n in history.columns else math.nan for n in ("objective", "gradient"))
+        bar.update(history.rounds, f, g, residual)
 
     try:
         (end,) = drive(
@@ -435,7 +435,7 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
             experiment.participation,
             [experiment.seed],
             experiment.rounds,
-            PRECISIONS[experiment.precision],
+            PRECISIONS[str(experiment.precision)],
             resumed=keeper.resumed() if keeper is not None else None,
             after_block=after_block,
         )

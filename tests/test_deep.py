@@ -79,7 +79,9 @@ def test_a_loss_that_rose_is_said(federation):
 
 
 def test_rules_on_columns_that_are_not_measured_are_refused(federation):
-    with pytest.raises(UnknownName, match=r"^column of the stop rule must be one of .*test_accuracy.*, got 'objective'"):
+    with pytest.raises(
+        UnknownName, match=r"^column of the stop rule must be one of .*test_accuracy.*, got 'objective'"
+    ):
         fp.run(fp.FedSGD(), PROBLEM, federation, rounds=1, stop=fp.stop.Target("objective", 0.1))
     plain = dataset(test=False).split(clients=4)
     with pytest.raises(UnknownName, match=r", got 'test_accuracy'"):
@@ -141,8 +143,14 @@ def test_the_cnns_have_names(name):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"run": {"engine": {"name": "hots"}}}, r"^engine must be one of debug, host, local, got 'hots'\. Did you mean 'host'"),
-        ({"run": {"engine": {"name": "host", "at_ones": 1}}}, r"^key of engine must be one of at_once, devices, spill, got 'at_on"),
+        (
+            {"run": {"engine": {"name": "hots"}}},
+            r"^engine must be one of debug, host, local, got 'hots'\. Did you mean 'host'",
+        ),
+        (
+            {"run": {"engine": {"name": "host", "at_ones": 1}}},
+            r"^key of engine must be one of at_once, devices, spill, got 'at_on",
+        ),
         ({"run": {"engine": {"at_once": 1}}}, r"must have a 'name', got None"),
         ({"run": {"participation": {"scheme": "independent"}}}, r"^participation must have 'probabilities'"),
         ({"algorithm": {"rho": [[5, 0.1]]}}, r"^rho \(ρ\) must be pairs"),

@@ -17,7 +17,7 @@ import pytest
 import fedpact as fp
 from fedpact import experiment as experiment_module
 from fedpact.algorithms import ALGORITHMS
-from fedpact.core.contract import Algorithm, Batch, wire_bytes
+from fedpact.core.contract import Algorithm, Batch, Oracle, wire_bytes
 from fedpact.core.errors import InvalidArgument
 from fedpact.core.keys import client_key
 from fedpact.data.partition import SPLITS
@@ -117,7 +117,7 @@ def messages(name: str) -> tuple[Algorithm, dict[str, Any], dict[str, Any]]:
         key = client_key(jax.random.key(0), 0, 0)
         clients, hellos = jax.vmap(lambda b: algorithm.join(w0, b, key))(batch)
         msg = algorithm.broadcast(algorithm.init(w0, hellos))
-        step = jax.vmap(lambda c, b: algorithm.client_step(msg, c, b, problem.gradient, key))
+        step = jax.vmap(lambda c, b: algorithm.client_step(msg, c, b, Oracle(problem), key))
         measures = jax.vmap(lambda c, b: algorithm.measure(msg, c, b))(clients, batch)
         return {"Hello": hellos, "Broadcast": msg, "Upload": step(clients, batch)[1]}, measures
 
@@ -154,7 +154,7 @@ def test_every_public_name_has_a_docstring(name):
 
 def test_the_examples_in_python_run_as_printed(tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"^```python\n(.*?)^```$", text(DOCS / "python.md"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")  # drawing takes longer than the rest
     names: dict[str, Any] = {"__name__": "docs_python"}
@@ -171,12 +171,15 @@ def test_the_examples_in_python_run_as_printed(tmp_path, monkeypatch, capsys):
     assert [run.folder.name for run in names["runs"]] == ["01-fedepm", "02-fedavg"]
     assert names["tuned"].rounds == 2 * 3 + 9
     assert names["fitted"].summary["gradient"] < 1e-4
+    assert names["deep"].history.rounds == names["mine"].history.rounds == 3
+    assert names["mine"].history.last("objective") < names["mine"].history.column("objective")[0]
     assert "Huber(delta=0.5)" in capsys.readouterr().out
 
 
-def test_every_option_of_the_local_engine_is_explained():
+@pytest.mark.parametrize("engine", [fp.LocalEngine, fp.HostEngine])
+def test_every_option_of_an_engine_is_explained(engine):
     page = text(DOCS / "python.md")
-    for field in dataclasses.fields(fp.LocalEngine):
+    for field in (f for f in dataclasses.fields(engine) if f.init):
         assert re.search(rf"^\| `{field.name}` \|", page, re.MULTILINE), field.name
 
 

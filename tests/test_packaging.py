@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -13,6 +14,7 @@ import fedpact
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAMES = {"scikit-learn": "sklearn"}
+EXTRAS = {"torch", "flax", "equinox"}
 TOOLS = {"pytest-xdist", "ruff", "mypy"}  # run, not imported
 
 
@@ -36,7 +38,14 @@ def imported(*folders: str) -> set[str]:
 
 def test_the_package_imports_what_it_declares_and_nothing_else():
     wanted = {NAMES.get(name, name) for name in declared(PROJECT["dependencies"])}
-    assert imported("fedpact") == wanted
+    assert imported("fedpact") - wanted <= EXTRAS  # imported where they are used, never at the top of a module
+    assert imported("fedpact") >= wanted
+    assert set(PROJECT["optional-dependencies"]) == EXTRAS | {"dev"}
+
+
+def test_without_the_extras_nothing_of_them_is_imported():
+    code = "import sys, fedpact, fedpact.cli; sys.exit(bool({'torch', 'flax', 'equinox'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_tests_and_benchmarks_import_what_is_declared_for_them():

@@ -29,13 +29,17 @@ def as_ours(w):
 def test_a_run_is_that_of_the_same_network_here(federation, monkeypatch, tmp_path):
     assert THEIRS.dim == OURS.dim
     monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")
-    monkeypatch.setattr(fp.TwoLayer, "init", lambda self, *args: jax.tree.map(jax.numpy.asarray, as_ours(THEIRS.init(*args))))
+    monkeypatch.setattr(
+        fp.TwoLayer, "init", lambda self, *args: jax.tree.map(jax.numpy.asarray, as_ours(THEIRS.init(*args)))
+    )
     options = {"participation": [[0, 1, 2], [2, 3], [0, 4]], "rounds": 3}
     settings = fp.Scaffold(epochs=2, batch=4, rate=0.1)
     theirs = fp.run(settings, THEIRS, federation, folder=tmp_path / "run", **options)
     ours = fp.run(settings, OURS, federation, **options)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), as_ours(theirs.model.w).tree, ours.model.w.tree
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        as_ours(theirs.model.w).tree,
+        ours.model.w.tree,
     )
     again = fp.Model.load(tmp_path / "run", problem=THEIRS)
     np.testing.assert_array_equal(again.predict(federation.dataset.x), theirs.model.predict(federation.dataset.x))

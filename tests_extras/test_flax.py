@@ -29,7 +29,7 @@ OURS = fp.TwoLayer(inputs=16, hidden=5, classes=3)
 
 def as_ours(w):
     layer = lambda i: {"w": w.tree[f"Dense_{i}"]["kernel"], "b": w.tree[f"Dense_{i}"]["bias"]}
-    return Vector({"hidden": layer(0), "output": layer(1)})
+    return Vector({"hidden": layer(1), "output": layer(0)})  # numbered as they are made: the outer one first
 
 
 def test_a_run_is_that_of_the_same_network_here(federation, monkeypatch, tmp_path):
@@ -41,7 +41,9 @@ def test_a_run_is_that_of_the_same_network_here(federation, monkeypatch, tmp_pat
     theirs = fp.run(settings, THEIRS, federation, folder=tmp_path / "run", **options)
     ours = fp.run(settings, OURS, federation, **options)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), as_ours(theirs.model.w).tree, ours.model.w.tree
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        as_ours(theirs.model.w).tree,
+        ours.model.w.tree,
     )
     again = fp.Model.load(tmp_path / "run", problem=THEIRS)
     np.testing.assert_array_equal(again.predict(federation.dataset.x), theirs.model.predict(federation.dataset.x))
@@ -49,7 +51,9 @@ def test_a_run_is_that_of_the_same_network_here(federation, monkeypatch, tmp_pat
 
 
 def test_a_module_with_running_statistics_is_refused(federation):
-    with pytest.raises(InvalidArgument, match=r"^module must be one whose variables are all parameters, got \['batch_st"):
+    with pytest.raises(
+        InvalidArgument, match=r"^module must be one whose variables are all parameters, got \['batch_st"
+    ):
         fp.run(fp.FedSGD(), fp.from_flax(TwoLayers(norm=True), (4, 4, 1), 3), federation, rounds=1)
 
 

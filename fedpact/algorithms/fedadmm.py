@@ -10,7 +10,8 @@ Client    w_i ← E_i epochs of  w_i ← w_i − γ (∇f_i(w_i; b) + y_i + ρ (
 i ∈ S     y_i⁺ = y_i + ρ (w_i⁺ − θ)                                                                           l. 20
           Δ_i = (w_i⁺ + y_i⁺/ρ) − (w_i + y_i/ρ)                                                                (4)
 
-paper → code:  θ → theta, w_i → w, y_i → y, ρ → rho, η → eta, η_i → rate;  E, B → epochs, batch;  ε_i of (6) → accuracy;  V of (7) → v.
+paper → code:  θ → theta, w_i → w, y_i → y, ρ → rho, η → eta, η_i → rate;  E, B → epochs, batch;  ε_i of (6) → accuracy;
+V of (7) → v.
 
 Differs from the paper:
 - start="global" and message="double" are what the released code does: training starts from θ, and 2(w_i⁺ − θ) is
@@ -32,7 +33,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedpact.core.contract import Algorithm, standard_measures
-from fedpact.core.errors import is_number, require, require_flags, require_positive_int, unknown
+from fedpact.core.errors import is_number, require, require_flags, unknown
 from fedpact.core.keys import Purpose
 from fedpact.core.settings import Settings, check_schedule, scheduled
 from fedpact.core.telemetry import PRIMAL_DUAL, primal_dual_measures
@@ -157,7 +158,9 @@ class FedADMM(Settings):
             require(len(self.accuracy) == m, "accuracy", f"one per client ({m})", len(self.accuracy), symbol="ε_i")
         native = getattr(problem, "native", False) and (self.solver == "lbfgs" or self.accuracy is not None)
         hint = "Train by epochs: those are PyTorch's own."
-        require(not native, "solver", "sgd or gd without accuracy for a problem that is not JAX's", self.solver, hint=hint)
+        require(
+            not native, "solver", "sgd or gd without accuracy for a problem that is not JAX's", self.solver, hint=hint
+        )
         epsilon = None if self.accuracy is None else jnp.broadcast_to(jnp.asarray(self.accuracy), (m,))
 
         def alpha(msg: Broadcast, batch: Any) -> Any:
@@ -177,7 +180,9 @@ class FedADMM(Settings):
             rho = theorem_rho(server.lipschitz) if by_theorem else scheduled(self.rho, server.round)
             return Broadcast(server.theta, jnp.asarray(rho, dtype), server.rows)
 
-        def local(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Trained, Any, Any, Any]:
+        def local(
+            msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any
+        ) -> tuple[Trained, Any, Any, Any]:
             """Lines 14-19: E_i epochs, or until (6). The point, E_i, passes over the rows, ‖∇L_i‖²."""
             a, y, rho, theta = alpha(msg, batch), client.y, msg.rho, msg.theta
             w = theta if self.start == "global" else client.w
@@ -208,7 +213,7 @@ class FedADMM(Settings):
 
             loss, left = look(w)
             first = (jnp.asarray(0), Trained(w, jnp.asarray(0), loss), left)
-            going = lambda c: (c[0] < most) & (c[2] > epsilon[batch.client])  # noqa: E731
+            going = lambda c: (c[0] < most) & (c[2] > epsilon[batch.client])
             done, trained, left = lax.while_loop(going, again, first)
             return trained, done, 2 * done + 1, left  # a pass an epoch, and one for every look at (6)
 
@@ -217,10 +222,8 @@ class FedADMM(Settings):
             trained, epochs, passes, left = local(msg, client, batch, grad, key)
             w = trained.w  # l. 14-19
             y_new = y + rho * (w - theta) if self.duals else y  # l. 20
-            if self.message == "augmented":
-                delta = (w + y_new / rho) - (client.w + y / rho)  # (4)
-            else:
-                delta = 2.0 * (w - theta)
+            double = self.message == "double"
+            delta = 2.0 * (w - theta) if double else (w + y_new / rho) - (client.w + y / rho)  # (4)
             notes = (jnp.asarray(value, jnp.float64) for value in (passes, epochs, trained.loss, left))
             return ClientState(w, y_new), Upload(delta), Notes(*notes)
 

@@ -105,7 +105,9 @@ def check_local(settings: Any) -> None:
     if settings.epochs is not None:
         hint = "With epochs the step is the learning rate, such as 0.1."
         require(step != "lipschitz", "step", "a number where epochs is given", step, symbol="γ", hint=hint)
-        check_training(_Training(settings.epochs, settings.batch, step, settings.momentum, settings.vary, settings.short))
+        check_training(
+            _Training(settings.epochs, settings.batch, step, settings.momentum, settings.vary, settings.short)
+        )
     if settings.batch is not None:
         require_positive_int("batch", settings.batch, symbol="B")
     for name, default in (("momentum", 0.0), ("vary", False), ("short", False)):
@@ -163,7 +165,7 @@ def build_local(settings: Any, problem: Any, *, mu: float) -> Algorithm:
             epochs = local_epochs(jax.random.fold_in(key(Purpose.LOCAL), 0), settings.epochs, settings.vary)
             shuffle = jax.random.fold_in(key(Purpose.LOCAL), 1)
             plan = Plan(client.gamma, settings.momentum, size)
-            center = {"rho": mu, "center": w} if mu else {}
+            center: dict[str, Any] = {"rho": mu, "center": w} if mu else {}
             w_i, _, loss = train(grad, w, batch, shuffle, plan, epochs, **center)
             return client, Upload(p * w_i, p), Notes(*(jnp.asarray(v, jnp.float64) for v in (epochs, loss)))
 

@@ -1,7 +1,7 @@
 """SCAFFOLD: control variates against client drift.
 
-S. P. Karimireddy, S. Kale, M. Mohri, S. Reddi, S. Stich and A. T. Suresh, "SCAFFOLD: Stochastic Controlled Averaging for
-Federated Learning", ICML 2020. Algorithm 1, option II.
+S. P. Karimireddy, S. Kale, M. Mohri, S. Reddi, S. Stich and A. T. Suresh, "SCAFFOLD: Stochastic Controlled Averaging
+for Federated Learning", ICML 2020. Algorithm 1, option II.
 
 Client    y ← x;  K times over batches b:  y ← y − η_l (g_i(y; b) − c_i + c)                                 (3)
 i ∈ S     c_i⁺ = c_i − c + (x − y)/(K η_l)                                                                (4), option II

@@ -125,6 +125,6 @@ def restore(carry: Any, leaves: list[np.ndarray], states: tuple[Path, dict[int, 
     if states is None or _store(carry) is None:
         return new
     folder, versions = states
-    is_store = lambda node: isinstance(node, Store)  # noqa: E731
-    load = lambda node: node.load(folder / FOLDER, versions) if is_store(node) else node  # noqa: E731
+    is_store = lambda node: isinstance(node, Store)
+    load = lambda node: node.load(folder / FOLDER, versions) if is_store(node) else node
     return jax.tree.map(load, new, is_leaf=is_store)

@@ -120,7 +120,9 @@ def drive(
     ready: dict[Any, Callable[..., Any]] = {}
     with _interruptible() as interrupt:
         while done < rounds and not interrupt.asked and np.any(np.asarray(carry.halt) == GOING):
-            steps = min(rounds - done, max(1, min(BLOCK, int(BLOCK_SECONDS / pace))) if pace else loop.engine.first_block)
+            steps = min(
+                rounds - done, max(1, min(BLOCK, int(BLOCK_SECONDS / pace))) if pace else loop.engine.first_block
+            )
             drawn = _draw(participation, seeds, done, steps, order, capacities)
             cohorts = _stacked([d.cohorts for d in drawn]) if trials else drawn[0].cohorts
             args = (carry, data, cohorts, np.int64(steps), np.float64(elapsed), root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -76,13 +77,13 @@ def check_schedule(
     above: float = -math.inf,
 ) -> None:
     """A setting that is a number, a word, or [[round, value], …] with rising rounds from 0 on."""
-    fits = lambda v: is_number(v) and v >= least and v > above  # noqa: E731
+    fits = lambda v: is_number(v) and v >= least and v > above
     bound = f"above {above:g}" if above > -math.inf else f"at least {least:g}"
     hint = f"Write 0.01, or [[0, 0.01], [60, 0.1]] for another value from round 60 on{_or(words)}."
     if isinstance(value, (tuple, list)):
         pairs = bool(value) and all(isinstance(p, (tuple, list)) and len(p) == 2 for p in value)
         whole = pairs and all(isinstance(r, int) and not isinstance(r, bool) for r, _ in value)
-        rising = whole and value[0][0] == 0 and all(a[0] < b[0] for a, b in zip(value, value[1:], strict=False))
+        rising = whole and value[0][0] == 0 and all(a[0] < b[0] for a, b in itertools.pairwise(value))
         require(rising, name, "pairs [round, value] with rising rounds from 0 on", value, symbol=symbol, hint=hint)
         for t, v in value:
             require(fits(v), f"{name} from round {t}", bound, v, symbol=symbol)

@@ -108,7 +108,7 @@ class Dataset:
         text = sha256(repr((self.x.shape, self.schema.columns, self.classes)).encode())
         x = (self.x.data, self.x.indices, self.x.indptr) if scipy.sparse.issparse(self.x) else (self.x,)
         for array in (*x, self.y, *([self.test] if len(self.test) else [])):
-            text.update(np.ascontiguousarray(array if array.dtype == np.uint8 else array.astype("<f8")))
+            text.update(np.ascontiguousarray(array if array.dtype == np.uint8 else array.astype("<f8")).data)
         return text.hexdigest()
 
     def take(self, rows: Any) -> Dataset:

@@ -95,7 +95,9 @@ def imbalanced(rng: np.random.Generator, labels: np.ndarray, clients: int) -> li
     require(clients % 2 == 0, "clients", "even for pairs of clients", clients, symbol="m")
     groups = clients // 2
     hint = "Use fewer clients."
-    require(groups**2 <= len(labels), "(clients/2)²", f"at most the number of rows, {len(labels)}", groups**2, hint=hint)
+    require(
+        groups**2 <= len(labels), "(clients/2)²", f"at most the number of rows, {len(labels)}", groups**2, hint=hint
+    )
     counts = np.append(np.repeat(np.arange(1, groups), 2), [groups - groups // 2, groups // 2])
     require(counts.min() >= 1, "clients", "at least 4 for pairs of unlike size", clients, symbol="m")
     pieces = np.array_split(np.argsort(labels, kind="stable"), groups**2)

@@ -35,7 +35,12 @@ class DebugEngine(Stacked):
             x, y = federation.client(i)
             x = x.toarray() if scipy.sparse.issparse(x) else x
             data.append(
-                Batch(jnp.asarray(x, kept_dtype(federation, dtype)), jnp.asarray(y, dtype), jnp.ones(len(y), dtype), jnp.asarray(i, jnp.int32))
+                Batch(
+                    jnp.asarray(x, kept_dtype(federation, dtype)),
+                    jnp.asarray(y, dtype),
+                    jnp.ones(len(y), dtype),
+                    jnp.asarray(i, jnp.int32),
+                )
             )
         return np.arange(federation.clients)[None], tuple(data)
 

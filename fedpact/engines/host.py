@@ -1,9 +1,9 @@
 """The host engine: for models too large to keep every client's state on the device.
 
-Rounds are driven from the host. Clients step one after the other, or some at once in one vectorised program (`at_once`),
-or shared out over several devices; only they are on the device. States are made when a client first takes part and stay
-on the host, or on disk (`spill`). The rows of the dataset are on the device once; a client is a list of indices into
-them. Uploads are added up as they come in where the algorithm only needs their sum.
+Rounds are driven from the host. Clients step one after the other, or some at once in one vectorised program
+(`at_once`), or shared out over several devices; only they are on the device. States are made when a client first
+takes part and stay on the host, or on disk (`spill`). The rows of the dataset are on the device once; a client is a
+list of indices into them. Uploads are added up as they come in where the algorithm only needs their sum.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class HostEngine:
                 uploads.append(upload)
         if not ids:
             return self._nobody(f, shared, data, clients, combine)
-        stack = lambda parts: jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *parts)  # noqa: E731
+        stack = lambda parts: jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *parts)
         exact = Cohort((jnp.asarray(ids, jnp.int32),), jnp.ones(len(ids), bool))
         gathered: Any = Streamed(jnp.asarray(len(ids))) if combine == "sum" else exact
         sent = jax.tree.map(jnp.asarray, total) if combine == "sum" else stack(uploads)
@@ -179,7 +179,7 @@ class HostEngine:
         shapes = jax.eval_shape(f, shared, self.one_client(data), clients.get(0))
         _, upload, note = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         one = Cohort((jnp.zeros(1, jnp.int32),), jnp.zeros(1, bool))
-        stack = lambda tree: jax.tree.map(lambda a: a[None], tree)  # noqa: E731
+        stack = lambda tree: jax.tree.map(lambda a: a[None], tree)
         gathered: Any = Streamed(jnp.asarray(0)) if combine == "sum" else one
         return Stepped({}, upload if combine == "sum" else stack(upload), stack(note), jnp.ones(1, bool), one, gathered)
 

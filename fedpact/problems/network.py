@@ -3,8 +3,9 @@
     f_i(w) = Σ_t weight_t · CE(apply(w, x_t), y_t) / Σ_t weight_t
 
 `CNN1` and `CNN2` are the two of Table II of the FedADMM paper: conv 5×5 → 32, pool, conv 5×5 → 64, pool, a hidden
-layer, ten classes; bias everywhere, weights and biases from U(±1/√fan_in). `TwoLayer` has one hidden layer. `Network` is
-your own: a pure function, or a module of Flax or Equinox (`from_flax`, `from_equinox`); PyTorch is in `problems.torch`.
+layer, ten classes; bias everywhere, weights and biases from U(±1/√fan_in). `TwoLayer` has one hidden layer. `Network`
+is your own: a pure function, or a module of Flax or Equinox (`from_flax`, `from_equinox`); PyTorch's are in
+`problems.torch`.
 
 What the paper's released code does and its text does not say are switches: relu=False (no activation between the
 convolutions), softmax=True (softmax before the cross-entropy, so that the loss sees probabilities as scores).
@@ -29,7 +30,7 @@ from fedpact.problems.layers import block, dense
 
 
 class Classifier:
-    """What the networks have in common. A final class has `shape`, `classes`, `softmax`, `mean`, `std`, `_apply`, `_init`."""
+    """What networks share. A final class has `shape`, `classes`, `softmax`, `mean`, `std`, `_apply`, `_init`."""
 
     classifies = True
     multiclass = True
@@ -254,9 +255,18 @@ class Network(Classifier):
 
     def to_dict(self) -> dict[str, Any]:
         """What a configuration says of it: functions are known by their names."""
-        named = {f: f"{getattr(g, '__module__', '')}.{getattr(g, '__qualname__', repr(g))}" for f, g in self._functions()}
-        return {"title": self.title, "shape": list(self.shape), "classes": self.classes, "softmax": self.softmax,
-                "mean": self.mean, "std": self.std, **named}
+        named = {
+            f: f"{getattr(g, '__module__', '')}.{getattr(g, '__qualname__', repr(g))}" for f, g in self._functions()
+        }
+        return {
+            "title": self.title,
+            "shape": list(self.shape),
+            "classes": self.classes,
+            "softmax": self.softmax,
+            "mean": self.mean,
+            "std": self.std,
+            **named,
+        }
 
     def _functions(self) -> list[tuple[str, Any]]:
         return [("apply", self.apply), ("initial", self.initial)]

@@ -119,8 +119,8 @@ def lbfgs(sub: Subproblem, most: Any, start: Vector | None = None) -> Solved:
     x = plain(w, ravel_pytree(sub.residual(begin, sub.gradient_at_w))[0])
     p = phi(x)
     empty = jnp.zeros((MEMORY, w.size), w.dtype)
-    start = (x, p, (empty, empty, jnp.zeros(MEMORY, w.dtype)), jnp.asarray(1), jnp.asarray(1))
-    x, p, _, _, spent = lax.while_loop(lambda c: (c[1] @ c[1] > sub.epsilon) & (c[3] < most), improve, start)
+    first = (x, p, (empty, empty, jnp.zeros(MEMORY, w.dtype)), jnp.asarray(1), jnp.asarray(1))
+    x, p, _, _, spent = lax.while_loop(lambda c: (c[1] @ c[1] > sub.epsilon) & (c[3] < most), improve, first)
     return Solved(unflatten(x), spent, p @ p)
 
 

@@ -94,7 +94,9 @@ class TorchNetwork(Classifier):
             with torch.no_grad():
                 got = tuple(module(torch.zeros(2, *self.shape)).shape)
         except Exception as error:
-            text = f"make must be a module that takes images of shape (B, {sizes}), got {type(error).__name__}: {error}."
+            text = (
+                f"make must be a module that takes images of shape (B, {sizes}), got {type(error).__name__}: {error}."
+            )
             raise InvalidArgument(f"{text} Try it on torch.zeros(2, *shape).") from error
         require(got == (2, self.classes), "make", f"a module to scores of shape (B, {self.classes})", got)
 
@@ -195,7 +197,7 @@ class TorchOracle:
         size = len(real) if plan.batch is None else min(plan.batch, len(real))
         rng = torch.Generator().manual_seed(int(jax.random.randint(key, (), 0, 2**31 - 1)))
         parameters = dict(problem.module.named_parameters())
-        tensors = lambda v: {n: torch.from_numpy(np.array(v.tree[n], np.float32)) for n in parameters}  # noqa: E731
+        tensors = lambda v: {n: torch.from_numpy(np.array(v.tree[n], np.float32)) for n in parameters}
         c, theta = (None if v is None else tensors(v) for v in (linear, center))
         moment = {n: torch.zeros_like(p) for n, p in parameters.items()} if plan.momentum else None
         rate, pull = float(plan.rate), 0.0 if rho is None else float(rho)

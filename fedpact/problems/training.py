@@ -103,7 +103,9 @@ def local_epochs(key: Any, most: int, vary: bool) -> Any:
 
 def check_training(settings: Any) -> None:
     """The constraints of the settings that deep algorithms share."""
-    require_positive_int("epochs", settings.epochs, symbol="E", hint="It is the passes over a client's rows in a round.")
+    require_positive_int(
+        "epochs", settings.epochs, symbol="E", hint="It is the passes over a client's rows in a round."
+    )
     if settings.batch is not None:
         require_positive_int("batch", settings.batch, symbol="B", hint="Leave it out for all rows.")
     require(is_number(settings.rate) and settings.rate > 0, "rate", "above 0", settings.rate, symbol="γ")

@@ -100,8 +100,8 @@ def batch_gradient(problem, w, x, y, rows):
     return loss + ridge(problem, len(y), len(w)) * w
 
 
-def shuffles(seed, t, client, d, epochs, batch=None, width=max(SIZES)):
-    """The batches of every epoch: d rows in the order of uniform numbers from (seed, round, client, LOCAL, 1, epoch)."""
+def shuffles(seed, t, client, d, epochs, batch=None, width=12):
+    """The batches of every epoch: d rows in the order of uniform numbers of (seed, round, client, LOCAL, 1, epoch)."""
     key = jax.random.fold_in(key_of(seed, t, client)(Purpose.LOCAL), 1)
     for e in range(epochs):
         numbers = np.asarray(jax.random.uniform(jax.random.fold_in(key, e), (width,)))[:d]

@@ -46,7 +46,9 @@ SMALL = {
 RANDOM = {
     "fedavg-batch": fp.FedAvg(steps=2, step=0.2, batch=3, weights="rows"),
     "fedavg-epochs": fp.FedAvg(epochs=2, step=0.2, batch=3, short=True, momentum=0.5, vary=True),
-    "fedadmm-batch": fp.FedADMM(epochs=2, batch=3, short=True, weights="rows", start="local", message="augmented", rho=1),
+    "fedadmm-batch": fp.FedADMM(
+        epochs=2, batch=3, short=True, weights="rows", start="local", message="augmented", rho=1
+    ),
 }
 SETTINGS = {name: cls(**SMALL.get(name, {})) for name, cls in ALGORITHMS.items()}
 COHORTS = ((0, 2, 5), (1, 2, 3, 6), (4,), (), (0, 1, 2, 3, 4, 5, 6), (3, 6))

@@ -393,5 +393,3 @@ def test_the_reader_is_told_where_theorem_1_does_not_apply():
     (said,) = built(FedADMM.preset("theory")).notices
     assert said == "Theorem 1 does not apply: it needs (6) met at every client, and it is not looked at."
     assert built(FedADMM.preset("theory", accuracy=1e-3)).notices == ()
-
-

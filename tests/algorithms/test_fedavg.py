@@ -352,7 +352,9 @@ def test_an_epoch_on_all_rows_is_a_step(kind):
 
 @pytest.mark.parametrize("kind", [FedAvg, FedProx])
 def test_a_batch_larger_than_a_client_s_rows_names_both(kind):
-    said = r"^batch \(B\) must be at most the 4 rows of client 0, got 5\. Use a smaller batch, or short=True to let such "
+    said = (
+        r"^batch \(B\) must be at most the 4 rows of client 0, got 5\. Use a smaller batch, or short=True to let such "
+    )
     with pytest.raises(InvalidArgument, match=said):
         fp.run(kind(epochs=1, step=0.1, batch=5), PROBLEM, byhand.federation(parts()), rounds=1)
     short = play(built(kind(epochs=2, step=0.2, batch=5, short=True)), PROBLEM, parts(), ZERO, [(0,)])[0]
@@ -365,7 +367,10 @@ def test_a_batch_larger_than_a_client_s_rows_names_both(kind):
     ("settings", "said"),
     [
         ({"epochs": 0, "step": 0.1}, r"epochs \(E\) must be an integer of at least 1, got 0\."),
-        ({"epochs": 2}, r"step \(γ\) must be a number where epochs is given, got 'lipschitz'\. With epochs the step is"),
+        (
+            {"epochs": 2},
+            r"step \(γ\) must be a number where epochs is given, got 'lipschitz'\. With epochs the step is",
+        ),
         ({"epochs": 2, "step": 0.1, "momentum": 1}, r"momentum \(β\) must be in \[0, 1\), got 1\."),
         ({"epochs": 2, "step": 0.1, "vary": 0}, r"vary must be true or false, got 0\."),
         ({"epochs": 2, "step": 0.1, "short": None}, r"short must be true or false, got None\."),

@@ -65,5 +65,7 @@ def test_bad_settings():
     for rate in (0, -1.0, None, float("inf")):
         with pytest.raises(InvalidArgument, match=r"^rate \(η\) must be above 0, got "):
             FedSGD(rate=rate)
-    with pytest.raises(UnknownName, match=r"^weights must be one of rows, uniform, got 'by rows'\. Did you mean 'rows'"):
+    with pytest.raises(
+        UnknownName, match=r"^weights must be one of rows, uniform, got 'by rows'\. Did you mean 'rows'"
+    ):
         FedSGD(weights="by rows")

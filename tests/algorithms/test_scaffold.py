@@ -32,7 +32,11 @@ def test_two_rounds_in_round_numbers():
               y = −.4375 − ¼(−2.4375 + 7/3) = −.4114583…,   y − ¼(y − 2 + 7/3) = .75y − 1/12 = −.3919270…
               c_0⁺ = −7/3 + (x − y)/½ = −2.4244791…,   x = y,   c = 7/12 + (c_0⁺ + 7/4)/3
     """
-    clients = [(np.ones((1, 1)), np.array([2.0])), (np.ones((2, 1)), np.array([-4.0, -4.0])), (np.ones((1, 1)), np.ones(1))]
+    clients = [
+        (np.ones((1, 1)), np.array([2.0])),
+        (np.ones((2, 1)), np.array([-4.0, -4.0])),
+        (np.ones((1, 1)), np.ones(1)),
+    ]
     algorithm = built(Scaffold(epochs=2, rate=0.25), fp.LeastSquares(), 3)
     one, two = play(algorithm, fp.LeastSquares(), clients, vector([0.0]), [[0, 1], [0]])
     np.testing.assert_allclose([flat(c.c)[0] for c in one.clients_after], [-1.75, 3.5, 0], rtol=1e-14)

@@ -217,7 +217,7 @@ def test_bad_schedules_name_their_round(rounds):
 
 
 def test_each_client_comes_with_its_own_probability_and_on_its_own():
-    """4,000 rounds: every frequency within five deviations of p_i, and no two clients come together more than by chance."""
+    """4,000 rounds: every frequency within five deviations of p_i, and no two clients come together beyond chance."""
     rounds = 4000
     came = np.zeros((rounds, 10))
     for t in range(rounds):

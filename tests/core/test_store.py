@@ -100,7 +100,9 @@ def test_a_damaged_state_is_refused(damage, tmp_path):
     else:
         flipped = whole[:200] + bytes([whole[200] ^ 1]) + whole[201:]
         path.write_bytes({"cut": whole[:-1], "flip": flipped, "other": b"fedpact-model 1 0\n{}\n"}[damage])
-    said = r"^state of a client must be whole, got a damaged or missing file .+000002-000000001\.bin\. Delete the newest"
+    said = (
+        r"^state of a client must be whole, got a damaged or missing file .+000002-000000001\.bin\. Delete the newest"
+    )
     with pytest.raises(CheckpointError, match=said):
         Store(made).load(tmp_path, {2: 1})
 

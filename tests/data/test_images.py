@@ -14,7 +14,10 @@ from fedpact.core.errors import DatasetMissing
 from fedpact.data import images
 
 
-@pytest.mark.parametrize(("name", "rows", "pixels", "test"), [("mnist", 70_000, 784, 60_000), ("fashion_mnist", 70_000, 784, 60_000), ("cifar10", 60_000, 3072, 50_000)])
+@pytest.mark.parametrize(
+    ("name", "rows", "pixels", "test"),
+    [("mnist", 70_000, 784, 60_000), ("fashion_mnist", 70_000, 784, 60_000), ("cifar10", 60_000, 3072, 50_000)],
+)
 def test_the_images_are_bytes_with_a_test_set(name, rows, pixels, test, monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", _offline)
     try:

@@ -98,7 +98,17 @@ def test_synthetic_arguments(options, error, sentence):
 def test_load_by_name_is_the_function_and_takes_its_options():
     assert data.load("synthetic", rows=20, seed=4).digest == data.synthetic(rows=20, seed=4).digest
     images = {"cifar10", "fashion_mnist", "mnist"}
-    assert set(data.names()) == {*FACTS, *images, "adult", "covtype", "mixture", "qsar", "santander", "synthetic", "w8a"}
+    assert set(data.names()) == {
+        *FACTS,
+        *images,
+        "adult",
+        "covtype",
+        "mixture",
+        "qsar",
+        "santander",
+        "synthetic",
+        "w8a",
+    }
     assert all(line and "\n" not in line for line in data.names().values())
 
 

@@ -237,7 +237,7 @@ def test_dirichlet_needs_classes():
 
 @pytest.mark.parametrize(("rows", "shard", "mean", "deviation"), [(60_000, 6, 300, 171.03), (50_000, 5, 250, 142.52)])
 def test_the_imbalanced_split_is_table_vi(rows, shard, mean, deviation):
-    """200 clients: pairs with 1, 2, … 99 shards of 6 (5) rows each, and 50 each for the last two; mean and deviation."""
+    """200 clients: pairs with 1, 2, … 99 shards of 6 (5) rows each, 50 each for the last two; mean and deviation."""
     labels = np.repeat(np.arange(10), rows // 10)
     parts = partition.imbalanced(np.random.default_rng(0), labels, 200)
     d = np.array([len(part) for part in parts])
@@ -300,7 +300,11 @@ def test_no_split_gives_a_client_a_test_row(how, options):
 
 def test_test_rows_are_rows_and_not_all_of_them():
     whole = from_arrays(np.zeros((6, 1)), np.arange(6.0) % 2, classes=["a", "b"])
-    for test, said in (([0, 6], "test of dataset"), ([1, 1], "test of dataset"), (range(6), r"test .* must leave rows")):
+    for test, said in (
+        ([0, 6], "test of dataset"),
+        ([1, 1], "test of dataset"),
+        (range(6), r"test .* must leave rows"),
+    ):
         with pytest.raises((DataError, InvalidArgument), match=said):
             Dataset("x", whole.x, whole.y, whole.schema, {}, "none", list(test))
     some = Dataset("x", whole.x, whole.y, whole.schema, {}, "none", [4, 5])

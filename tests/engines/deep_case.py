@@ -17,7 +17,9 @@ def dataset(rows=90, test=30):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (rows, 6)).astype(np.uint8)
     y = np.minimum(x[:, 0].astype(int) + x[:, 1] // 2, 383) // 128
-    schema = Schema(tuple(Column(f"p{i}", "number") for i in range(6)), (1.0,) * 6, (0.0,) * 6, "class", ("a", "b", "c"))
+    schema = Schema(
+        tuple(Column(f"p{i}", "number") for i in range(6)), (1.0,) * 6, (0.0,) * 6, "class", ("a", "b", "c")
+    )
     return fp.data.Dataset("tiny", x, y.astype(float), schema, {}, "none", np.arange(rows - test, rows))
 
 

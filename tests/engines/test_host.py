@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import signal
@@ -20,8 +21,8 @@ from deep_case import flat
 import fedpact as fp
 from fedpact.core import checkpoint
 from fedpact.core.errors import InvalidArgument
-from fedpact.core.store import FOLDER
 from fedpact.core.stop import Outcome
+from fedpact.core.store import FOLDER
 from fedpact.engines import HostEngine, host
 
 HERE = Path(__file__).resolve().parent
@@ -86,7 +87,7 @@ def test_widths_are_few_and_hold_everyone():
     widths = host._widths(np.array([600, 3, 77, 250]))
     assert widths[-1] == 600
     assert len(widths) == 13
-    assert all(b * 2 // 3 == a for a, b in zip(widths, widths[1:], strict=False))
+    assert all(b * 2 // 3 == a for a, b in itertools.pairwise(widths))
     assert widths[0] >= 3  # and two thirds of it are fewer than the least
     assert widths[0] * 2 // 3 < 3
     assert host._widths(np.array([300, 300])) == [300]
@@ -155,7 +156,9 @@ def test_a_round_that_is_not_finite_keeps_the_old_states_and_names_the_client(st
     cohorts = [[0, 1, 2], [1, 3], [2, 6, 7], [0]]
     monkey = {"telemetry": "all", "evaluate_every": 10, "engine": HostEngine(at_once=1)}  # f at client 6 is NaN anyway
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fp.core.loop.Loop, "_measure_all", lambda self, state, data, t: {"objective": 1.0, "gradient": 1.0})
+        patch.setattr(
+            fp.core.loop.Loop, "_measure_all", lambda self, state, data, t: {"objective": 1.0, "gradient": 1.0}
+        )
         run = fp.run(fp.FedADMM(epochs=1), problem, federation, participation=cohorts, rounds=4, **monkey)
         good = fp.run(fp.FedADMM(epochs=1), problem, federation, participation=cohorts[:2], rounds=2, **monkey)
     assert run.outcome_kind is Outcome.NONFINITE
@@ -272,5 +275,3 @@ def test_a_state_that_is_damaged_is_refused_on_resume(tmp_path, monkeypatch):
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(fp.CheckpointError, match=r"^state of a client must be whole, got a damaged or missing file "):
         case.run(rounds=2, folder=tmp_path / "run", resume=True)
-
-

@@ -98,7 +98,9 @@ def test_initial_values_are_uniform_up_to_one_over_the_root_of_the_inputs(proble
 def images(channels=3, outputs=4, size=5, dtype=np.float64):
     rng = np.random.default_rng(1)
     layer = {"w": rng.normal(size=(size, size, channels, outputs)), "b": rng.normal(size=outputs)}
-    return jnp.asarray(rng.normal(size=(2, 8, 6, channels)), dtype), jax.tree.map(lambda a: jnp.asarray(a, dtype), layer)
+    return jnp.asarray(rng.normal(size=(2, 8, 6, channels)), dtype), jax.tree.map(
+        lambda a: jnp.asarray(a, dtype), layer
+    )
 
 
 def by_xla(x, layer):
@@ -176,7 +178,7 @@ def literal(tree, x, y, softened):
 
 @pytest.mark.parametrize("softened", [False, True])
 def test_the_loss_is_cross_entropy_over_the_real_rows(softened):
-    """Weighted as everywhere: padding is nothing, rows that stand for several count as such. softmax=True: of softmax."""
+    """Weighted as everywhere: padding is nothing, rows that stand for several count so. softmax=True: of softmax."""
     problem = dataclasses.replace(SMALL, softmax=softened)
     data, w = dataset(8), drawn(problem)
     weight = np.array([1, 1, 0, 2, 1, 0, 1, 0.5])
@@ -186,7 +188,12 @@ def test_the_loss_is_cross_entropy_over_the_real_rows(softened):
     value, gradient = jax.jit(problem.value_and_gradient)(w, rows)
     assert float(value) == pytest.approx(weight @ loss / weight.sum(), rel=1e-12)
     assert float(value_of(w, rows)) == pytest.approx(float(value), rel=1e-14)
-    for layer, part, place in (("hidden", "w", (0, 1)), ("hidden", "b", (2,)), ("output", "w", (3, 2)), ("output", "b", (0,))):
+    for layer, part, place in (
+        ("hidden", "w", (0, 1)),
+        ("hidden", "b", (2,)),
+        ("output", "w", (3, 2)),
+        ("output", "b", (0,)),
+    ):
 
         def moved(h, layer=layer, part=part, place=place):
             tree = jax.tree.map(np.array, w.tree)
@@ -200,7 +207,9 @@ def test_bytes_are_normalised_and_numbers_are_taken_as_they_are():
     problem = fp.TwoLayer(inputs=6, hidden=4, classes=3, mean=0.5, std=0.25)
     data, w = dataset(8), drawn(problem)
     ready = (data.x / 255.0 - 0.5) / 0.25
-    np.testing.assert_allclose(problem.scores(w, jnp.asarray(data.x)), problem.scores(w, jnp.asarray(ready)), rtol=1e-12)
+    np.testing.assert_allclose(
+        problem.scores(w, jnp.asarray(data.x)), problem.scores(w, jnp.asarray(ready)), rtol=1e-12
+    )
 
 
 def test_predictions_are_probabilities_and_right_answers_are_counted():
@@ -216,7 +225,9 @@ def test_predictions_are_probabilities_and_right_answers_are_counted():
 # Models
 
 
-@pytest.mark.parametrize("problem", [SMALL, fp.CNN2(hidden=2, classes=4, relu=False, softmax=True)], ids=["two", "cnn2"])
+@pytest.mark.parametrize(
+    "problem", [SMALL, fp.CNN2(hidden=2, classes=4, relu=False, softmax=True)], ids=["two", "cnn2"]
+)
 def test_a_model_comes_back_from_its_file(problem, tmp_path):
     data = dataset(5, math.prod(problem.shape), problem.classes)
     model = Model(problem, jax.tree.map(np.asarray, drawn(problem, dtype=np.float32)), data.schema)
@@ -278,7 +289,9 @@ def test_labels_outside_the_outputs():
 
 def test_a_numeric_target():
     federation = fp.data.synthetic("least_squares", rows=20, features=6).split(clients=2)
-    with pytest.raises(DataError, match=r"^labels must be classes for TwoLayer, got a numeric target\. Use LeastSquares"):
+    with pytest.raises(
+        DataError, match=r"^labels must be classes for TwoLayer, got a numeric target\. Use LeastSquares"
+    ):
         fp.run(fp.FedSGD(), SMALL, federation, rounds=1)
 
 

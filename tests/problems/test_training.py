@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass
 
 import jax
@@ -44,13 +46,15 @@ def watched(rows, padding, size, epochs, seed=0):
     return watching.seen, done
 
 
-@pytest.mark.parametrize(("size", "lengths", "padding"), [(3, [3, 3, 1], 0), (3, [3, 3, 1], 5), (7, [7], 2), (9, [7], 2)])
+@pytest.mark.parametrize(
+    ("size", "lengths", "padding"), [(3, [3, 3, 1], 0), (3, [3, 3, 1], 5), (7, [7], 2), (9, [7], 2)]
+)
 def test_every_row_once_an_epoch_and_padding_never(size, lengths, padding):
     seen, done = watched(7, padding, size, 2)
     assert [len(rows) for rows in seen] == lengths * 2
     count = len(lengths)
     for e in range(2):
-        assert sorted(sum(seen[e * count : (e + 1) * count], [])) == [1, 2, 3, 4, 5, 6, 7]
+        assert sorted(functools.reduce(operator.iadd, seen[e * count : (e + 1) * count], [])) == [1, 2, 3, 4, 5, 6, 7]
     assert int(done.steps) == 2 * count
     assert float(done.loss) == pytest.approx(np.mean([np.mean(rows) for rows in seen[count:]]))
 
@@ -72,7 +76,9 @@ def test_orders_are_uniform():
     """Where each of 5 rows stands in 4,000 shuffles, with 3 of padding: a fifth each, within five deviations."""
     weight = jnp.asarray([1.0] * 5 + [0.0] * 3)
     with jax.disable_jit(False):
-        orders = np.asarray(jax.jit(jax.vmap(lambda k: shuffled(k, weight, 3)))(jax.random.split(jax.random.key(0), 4000)))
+        orders = np.asarray(
+            jax.jit(jax.vmap(lambda k: shuffled(k, weight, 3)))(jax.random.split(jax.random.key(0), 4000))
+        )
     assert orders.shape == (4000, 9)
     assert np.all(np.sort(orders[:, :5]) == np.arange(5))
     assert np.all(orders[:, 5:8] >= 5)
@@ -153,5 +159,7 @@ def test_a_batch_larger_than_the_smallest_client():
     check_batches(Settings(batch=4))(sizes)
     check_batches(Settings())(sizes)
     check_batches(Settings(batch=10, short=True))(sizes)
-    with pytest.raises(InvalidArgument, match=r"^batch \(B\) must be at most the 4 rows of client 1, got 10\. Use a smaller"):
+    with pytest.raises(
+        InvalidArgument, match=r"^batch \(B\) must be at most the 4 rows of client 1, got 10\. Use a smaller"
+    ):
         check_batches(Settings(batch=10))(sizes)
