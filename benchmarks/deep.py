@@ -3,10 +3,10 @@
     python -m venv peers && peers/bin/pip install -e . -r benchmarks/requirements-deep.txt
     FEDPACT_DATA=… peers/bin/python benchmarks/deep.py [step] [round] [memory] [--json]
 
-step    samples a second of local SGD at batch 10 and 200: fedpact's compiled loop, PyTorch with two threads, alternating,
+step    samples a second of local SGD at batch 10 and 200: fedpact's compiled loop, PyTorch with two threads, in turns,
         best of several; and the rate of a plain float32 product of conv2's shape, in the same run.
-round   one FedAvg round of 100 clients on Fashion-MNIST (10 of them, one epoch, batch 50): fedpact, Flower, pfl, and the
-        same clients in a bare PyTorch loop, which neither of the two can beat.
+round   one FedAvg round of 100 clients on Fashion-MNIST (10 of them, one epoch, batch 50): fedpact, Flower, pfl, and
+        the same clients in a bare PyTorch loop, which neither of the two can beat.
 memory  the largest resident memory of 1,000 clients × CNN1 × 13 rounds of 10 %, in memory and spilled to disk.
 """
 
@@ -180,7 +180,11 @@ def bare_round(rounds: int) -> float:
 
 def flower_round(rounds: int) -> float:
     """Flower's simulation: one actor per core, the clients' rows in memory."""
-    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DISABLE_DOCKER_CPU_WARNING": "1"}
+    os.environ |= {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
+    }
     from flwr.client import ClientApp, NumPyClient
     from flwr.common import ndarrays_to_parameters
     from flwr.server import ServerApp, ServerAppComponents, ServerConfig
@@ -280,9 +284,7 @@ def pfl_round(rounds: int) -> float:
         central_num_iterations=rounds + 2, evaluation_frequency=10**6, train_cohort_size=CHOSEN, val_cohort_size=0
     )
     local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=BATCH)
-    FederatedAveraging().run(
-        params, SimulatedBackend(federated, None), model, local, callbacks=[Clock()]
-    )
+    FederatedAveraging().run(params, SimulatedBackend(federated, None), model, local, callbacks=[Clock()])
     return float(np.min(np.diff(stamps)))
 
 

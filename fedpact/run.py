@@ -451,7 +451,7 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
 def before(experiment: Experiment) -> Run:
     """The run before its first round: it has the columns and the scores that the run will have."""
     e, loop = experiment, _loop(experiment)
-    (end,) = drive(loop, [e.federation], _start(e), e.participation, [e.seed], 0, PRECISIONS[e.precision])
+    (end,) = drive(loop, [e.federation], _start(e), e.participation, [e.seed], 0, PRECISIONS[str(e.precision)])
     return _run(e, loop, end, None, None)
 
 

@@ -110,7 +110,7 @@ def load(folder: Path, settings: str) -> Checkpoint | None:
     )
 
 
-def restore(carry: Any, leaves: list[np.ndarray], states: tuple[Path, dict[int, int]] | None = None) -> Any:
+def restore(carry: Any, leaves: list[np.ndarray], states: tuple[Path, Mapping[int, int]] | None = None) -> Any:
     """A carry of the same structure with the checkpoint's arrays.
 
     `states` are the folder and the versions of client states that are files of their own.

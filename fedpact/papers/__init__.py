@@ -41,7 +41,9 @@ def redraw(
     require(trials is None or trials >= 2, "trials", "an integer of at least 2", trials)
     by_cell = "cells" in inspect.signature(draw).parameters
     for name, value in (("cell", cells), ("hours", hours)):
-        require(value is None or by_cell, name, f"left out for {paper} {figure}", value, hint="It has no cells to fill.")
+        require(
+            value is None or by_cell, name, f"left out for {paper} {figure}", value, hint="It has no cells to fill."
+        )
     require(hours is None or hours >= 0, "hours", "at least 0", hours, hint="0 draws what is there.")
     folder = Path(out) if out else Path("out") / paper / figure
     kept = (folder if out else folder.parent) / "cells.jsonl"

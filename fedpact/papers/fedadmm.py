@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,7 @@ from fedpact.report import curves, panels
 LEAD = (
     "Rounds to the target on the test set, 10 % of the clients a round. FedADMM: the released code's start and message "
     "(start=global, message=double), momentum 0.5, ReLU, plain cross-entropy, ρ=0.01, η=1. Learning rates are the best "
-    "of {0.01, 0.1, 0.2, 0.5} by successive halving (5 rounds, seed 0, test accuracy), for FedADMM too unless a rate is "
+    "of {0.01, 0.1, 0.2, 0.5} by successive halving (5 rounds, seed 0, test accuracy), for FedADMM too unless one is "
     "given; FedProx's ρ of {0.001, 0.01, 0.1, 1}. Baselines: one seed, up to three times FedADMM's rounds."
 )
 #: Table III as printed: rounds of FedSGD, FedADMM, FedAvg, FedProx, SCAFFOLD (101: "100+").
@@ -93,10 +94,14 @@ def _best(results: Results, entries: Sequence[Entry], name: str) -> list[Claim]:
     if own is None:
         return [(f"{name}: FedADMM needs the fewest rounds", None, "not run")]
     printed = PRINTED[name][1]
-    claims: list[Claim] = [(f"{name}: FedADMM needs at most {printed} rounds, as printed", own <= printed, f"{own:.3g}")]
+    claims: list[Claim] = [
+        (f"{name}: FedADMM needs at most {printed} rounds, as printed", own <= printed, f"{own:.3g}")
+    ]
     others = {label: t for label, t in rounds.items() if not label.startswith("FedADMM") and t is not None}
     told = ", ".join(f"{label} {_shown(t)}" for label, t in others.items()) or "baselines not run"
-    claims.append((f"{name}: … fewer than every baseline", all(own < t for t in others.values()) if others else None, told))
+    claims.append(
+        (f"{name}: … fewer than every baseline", all(own < t for t in others.values()) if others else None, told)
+    )
     return claims
 
 
@@ -147,7 +152,9 @@ def _paths(study: Study, results: Results, entries: Sequence[Entry]) -> dict[str
             draws.append(partial(curves, runs, "test_accuracy", title=name, logy=False, logx=False))
     if not draws:
         return {}
-    return {"Test accuracy": panels(draws, study.folder / "accuracy", columns=min(2, len(draws)), title="Test accuracy")}
+    return {
+        "Test accuracy": panels(draws, study.folder / "accuracy", columns=min(2, len(draws)), title="Test accuracy")
+    }
 
 
 def _line(label: str, accuracies: Sequence[float]) -> Any:
@@ -173,7 +180,7 @@ def _falls(word: str) -> Callable[[Results, Sequence[Entry]], list[Claim]]:
         for name in dict.fromkeys(e.cell.name for e in entries):
             found = [_rounds(results, e) for e in entries if e.cell.name == name]
             known = [t for t in found if t is not None]
-            holds = None if len(known) < 2 else all(a >= b for a, b in zip(known, known[1:], strict=False))
+            holds = None if len(known) < 2 else all(a >= b for a, b in pairwise(known))
             out.append((f"{name}: {word}", holds, ", ".join(str(_shown(t)) for t in found)))
         return out
 
@@ -197,7 +204,9 @@ def table4(study: Study, cells: list[str] | None, hours: float) -> dict[str, Any
     """Rounds of FedADMM against E."""
     names = ("mnist-100-iid", "mnist-100-noniid", "cifar-100-iid", "cifar-100-noniid")
     entries = [admm(cell_of(n), e, 200, f"E = {e}", rate=0.1) for n in names for e in (1, 5, 10)]
-    lead = "Table IV: 100 clients, B = 200, rate 0.1 as Table III has for 100 clients; printed: 27, 10, 6 and 56, 33, 32."
+    lead = (
+        "Table IV: 100 clients, B = 200, rate 0.1 as Table III has for 100 clients; printed: 27, 10, 6 and 56, 33, 32."
+    )
     falls = _falls("more local work, fewer rounds")
     return _plain_study(study, "FedADMM, Table IV", entries, cells, hours, lead, falls)
 

@@ -1,7 +1,7 @@
 """What the tables and figures of the FedADMM paper are computed from: runs to a test accuracy, kept in one CSV file.
 
-A cell is a dataset, a number of clients and a split, such as mnist-100-iid; an entry is an algorithm on it. Ten per cent
-of the clients take part in a round; E_i is drawn from 1..E for FedADMM and FedProx. FedADMM has the preset `paper` (the
+A cell is a dataset, a number of clients and a split, such as mnist-100-iid; an entry is an algorithm on it. A tenth
+of the clients takes part in a round; E_i is drawn from 1..E for FedADMM and FedProx. FedADMM has the preset `paper` (the
 released code's start and message, momentum 0.5) and a learning rate that is tuned like everybody else's; `printed` is
 Algorithm 1 as it stands. Baselines are tuned by successive halving over the paper's grid (five rounds, seed 0, test
 accuracy), then run on one seed for up to three times FedADMM's rounds; beyond, they are "> n".
@@ -238,8 +238,8 @@ def _run(study: Study, results: Results, entry: Entry, seed: int, most: int) -> 
     settings = chosen(study, results, entry)
     begun = time.perf_counter()
     stop = Target("test_accuracy", target, above=True)
-    made = {"participation": PARTICIPATION, "rounds": most, "seed": seed, "stop": stop, "progress": None}
-    one = run(settings, cell.problem, cell.federation(seed), **made)
+    options: dict[str, Any] = {"participation": PARTICIPATION, "rounds": most, "seed": seed, "stop": stop}
+    one = run(settings, cell.problem, cell.federation(seed), progress=None, **options)
     hours = (time.perf_counter() - begun) / 3600
     accuracies = one.history.column("test_accuracy")
     reached = next((t for t, a in enumerate(accuracies) if a >= target), None)
@@ -295,7 +295,7 @@ def admm(cell: Cell, epochs: int, batch: int | None, label: str = "FedADMM", **c
 def baselines(cell: Cell, epochs: int, batch: int | None, after: Entry) -> Iterator[Entry]:
     """FedSGD, FedAvg, FedProx and SCAFFOLD, tuned."""
     short = {"short": cell.split == "imbalanced"}
-    own = {"epochs": epochs, "batch": batch, **short}
+    own: dict[str, Any] = {"epochs": epochs, "batch": batch, **short}
     yield Entry(cell, "FedSGD", FedSGD(), tuned=True, after=after)
     yield Entry(cell, "FedAvg", FedAvg(step=0.1, **own), tuned=True, after=after)
     yield Entry(cell, "FedProx", FedProx(step=0.1, vary=True, **own), tuned=True, after=after)
@@ -309,5 +309,3 @@ def named(cells: list[str] | None, entries: list[Entry]) -> list[Entry]:
         if name not in known:
             raise unknown("cell", name, known)
     return [entry for entry in entries if not cells or entry.cell.name in cells]
-
-

@@ -88,12 +88,12 @@ def _backward(relu: bool, first: bool, kept: tuple[Any, ...], g: Any) -> tuple[A
         by_w = lax.dot_general(columns, by_z, (((0,), (0,)), ((), ())))
         if first:
             return by_w, ()
-        rows = 0  # the patches' gradients, a row of the kernel at a time, added up where they came from
+        rows: Any = 0  # the patches' gradients, a row of the kernel at a time, added up where they came from
         for i in range(size):
             product = by_z @ w[i].reshape(-1, outputs).T
             own = product.reshape(batch, height, width, size * inputs)
             rows = rows + jnp.pad(own, ((0, 0), (i, size - 1 - i), (0, 0), (0, 0)))
-        r, whole = size // 2, 0
+        r, whole = size // 2, jnp.zeros((), g.dtype)
         rows = rows[:, r : r + height]
         for j in range(size):
             own = rows[..., j * inputs : (j + 1) * inputs]
