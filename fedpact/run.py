@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -336,7 +337,9 @@ def trials(
 
 def _start(experiment: Experiment) -> Any:
     key = jax.random.fold_in(jax.random.key(experiment.seed), int(Purpose.MODEL))
-    return experiment.problem.init(experiment.federation.features, PRECISIONS[str(experiment.precision)], key)
+    init = experiment.problem.init
+    given = (experiment.federation.features, PRECISIONS[str(experiment.precision)], key)
+    return init(*given[: len(inspect.signature(init).parameters)])  # a problem of yours may do without the key
 
 
 def _loop(experiment: Experiment) -> Loop:

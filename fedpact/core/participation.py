@@ -147,7 +147,8 @@ class Independent(_Drawn):
     def check(self, seed: int, rounds: int, clients: int) -> None:
         """One probability per client."""
         count = len(self.probabilities)
-        require(count == clients, "probabilities", f"one per client ({clients})", count, symbol="p_i")
+        hint = "Write as many numbers as the split has clients."
+        require(count == clients, "probabilities", f"one per client ({clients})", count, symbol="p_i", hint=hint)
 
     def rate(self, clients: int) -> float:
         """The mean of the p_i."""
