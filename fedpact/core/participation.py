@@ -145,8 +145,8 @@ class Independent(_Drawn):
 
     def check(self, seed: int, rounds: int, clients: int) -> None:
         """One probability per client."""
-        count = len(self.probabilities)
-        require(count == clients, "probabilities", f"one per client ({clients})", count, symbol="p_i")
+        count, hint = len(self.probabilities), "Write [0.1, 0.5, 1.0] for three clients."
+        require(count == clients, "probabilities", f"one per client ({clients})", count, symbol="p_i", hint=hint)
 
     def rate(self, clients: int) -> float:
         """The mean of the p_i."""
