@@ -215,7 +215,7 @@ case.run(rounds={rounds}, folder={folder!r})
 
 def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")
-    folder, rounds = tmp_path / "killed", 60
+    folder, rounds = tmp_path / "killed", 40
     command = [sys.executable, "-c", LONG.format(here=str(HERE), rounds=rounds, folder=str(folder))]
     process = subprocess.Popen(command, env=dict(os.environ), stderr=subprocess.PIPE)
     try:
@@ -228,7 +228,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, monkeypatch):
         process.wait(30)
     assert not (folder / "result.json").exists(), "it ended before it was killed"
     (folder / FOLDER / ".000000-000000099.bin.4242.tmp").write_bytes(b"half")  # what a kill inside a write leaves
-    (folder / FOLDER / "000000-000000055.bin").write_bytes(b"of a checkpoint that never came to be")
+    (folder / FOLDER / "000000-000000039.bin").write_bytes(b"of a checkpoint that never came to be")
     resumed = case.run(rounds=rounds, folder=folder, resume=True)
     straight = case.run(rounds=rounds)
     np.testing.assert_array_equal(flat(resumed.model), flat(straight.model))
