@@ -38,6 +38,8 @@ def test_numbers_and_counts():
 @pytest.mark.parametrize(("name", "setting"), SETTINGS)
 def test_every_setting_refuses_what_is_no_value_of_it(name, setting):
     for value in ODD:
+        if setting == "accuracy" and isinstance(value, (list, tuple)) and value:
+            continue  # one number per client
         with pytest.raises(FedpactError) as error:
             ALGORITHMS[name](**{setting: value})
         assert setting in sentence(str(error.value))

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedpact.core.contract import Algorithm, standard_measures
-from fedpact.core.errors import is_number, require, require_flags, unknown
+from fedpact.core.errors import is_number, require, require_flags, require_one_of
 from fedpact.core.keys import Purpose
 from fedpact.core.settings import Settings, check_schedule, scheduled
 from fedpact.core.telemetry import PRIMAL_DUAL, primal_dual_measures
@@ -135,10 +135,8 @@ class FedADMM(Settings):
         check_schedule("rho", self.rho, symbol="ρ", words=("lipschitz",), least=0.0)
         check_schedule("eta", self.eta, symbol="η", words=("participation",), above=0.0)
         for field, known in (("start", STARTS), ("message", MESSAGES), ("solver", SOLVERS)):
-            if getattr(self, field) not in known:
-                raise unknown(field, getattr(self, field), known)
-        if self.weights not in ("uniform", "rows"):
-            raise unknown("weights", self.weights, ("uniform", "rows"))
+            require_one_of(field, getattr(self, field), known)
+        require_one_of("weights", self.weights, ("uniform", "rows"))
         require_flags(self, "duals")
         values = [v for _, v in self.rho] if isinstance(self.rho, (tuple, list)) else [self.rho]
         hint = 'Message "double" allows ρ = 0.'
@@ -147,7 +145,7 @@ class FedADMM(Settings):
         full = self.solver == "sgd" or self.batch is None
         require(full, "batch", f"left out for solver {self.solver!r}", self.batch, symbol="B", hint="It uses all rows.")
         many = self.accuracy if isinstance(self.accuracy, (tuple, list)) else (self.accuracy,)
-        ok = self.accuracy is None or all(is_number(e) and e >= 0 for e in many)
+        ok = self.accuracy is None or (len(many) > 0 and all(is_number(e) and e >= 0 for e in many))
         require(ok, "accuracy", "at least 0, one number or one per client", self.accuracy, symbol="ε_i")
 
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:

@@ -111,8 +111,9 @@ def check_local(settings: Any) -> None:
     if settings.batch is not None:
         require_positive_int("batch", settings.batch, symbol="B")
     for name, default in (("momentum", 0.0), ("vary", False), ("short", False)):
-        unused = settings.epochs is not None or getattr(settings, name) == default
-        require(unused, name, "left out without epochs", getattr(settings, name), hint="Give epochs=E.")
+        value = getattr(settings, name)
+        unused = settings.epochs is not None or (isinstance(value, bool | int | float) and value == default)
+        require(unused, name, "left out without epochs", value, hint="Give epochs=E.")
     require_one_of("weights", settings.weights, ("uniform", "rows"))
 
 

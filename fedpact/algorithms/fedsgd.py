@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedpact.core.contract import Algorithm, standard_measures
-from fedpact.core.errors import is_number, require, unknown
+from fedpact.core.errors import is_number, require, require_one_of
 from fedpact.core.settings import Settings
 from fedpact.core.vector import Vector
 
@@ -77,8 +77,7 @@ class FedSGD(Settings):
     def __post_init__(self) -> None:
         self._plain()
         require(is_number(self.rate) and self.rate > 0, "rate", "above 0", self.rate, symbol="η")
-        if self.weights not in ("uniform", "rows"):
-            raise unknown("weights", self.weights, ("uniform", "rows"))
+        require_one_of("weights", self.weights, ("uniform", "rows"))
 
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
         """Averaged gradients."""
