@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -319,8 +320,10 @@ def trials(
 
 
 def _start(experiment: Experiment) -> Any:
+    init, features = experiment.problem.init, experiment.federation.features
     key = jax.random.fold_in(jax.random.key(experiment.seed), int(Purpose.MODEL))
-    return experiment.problem.init(experiment.federation.features, PRECISIONS[str(experiment.precision)], key)
+    random = {"key": key} if "key" in inspect.signature(init).parameters else {}  # a fixed start needs none
+    return init(features, PRECISIONS[str(experiment.precision)], **random)
 
 
 def _loop(experiment: Experiment) -> Loop:

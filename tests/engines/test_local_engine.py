@@ -239,7 +239,9 @@ def test_engines_by_name():
     assert as_engine("debug") == DebugEngine()
     own = LocalEngine(chunk=2)
     assert as_engine(own) is own
-    with pytest.raises(UnknownName, match=r"^engine must be one of debug, host, local, got 'locl'\. Did you mean 'local'\?$"):
+    with pytest.raises(
+        UnknownName, match=r"^engine must be one of debug, host, local, got 'locl'\. Did you mean 'local'\?$"
+    ):
         as_engine("locl")
 
 
