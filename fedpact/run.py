@@ -336,10 +336,10 @@ def trials(
 
 
 def _start(experiment: Experiment) -> Any:
+    init, features = experiment.problem.init, experiment.federation.features
     key = jax.random.fold_in(jax.random.key(experiment.seed), int(Purpose.MODEL))
-    init = experiment.problem.init
-    given = (experiment.federation.features, PRECISIONS[str(experiment.precision)], key)
-    return init(*given[: len(inspect.signature(init).parameters)])  # a problem of yours may do without the key
+    random = {"key": key} if "key" in inspect.signature(init).parameters else {}  # a fixed start needs none
+    return init(features, PRECISIONS[str(experiment.precision)], **random)
 
 
 def _loop(experiment: Experiment) -> Loop:

@@ -30,7 +30,11 @@ def test_a_run_is_that_of_the_same_network_here(federation, monkeypatch, tmp_pat
     assert THEIRS.dim == OURS.dim
     monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")
     monkeypatch.setattr(
-        fp.TwoLayer, "init", lambda self, *args: jax.tree.map(jax.numpy.asarray, as_ours(THEIRS.init(*args)))
+        fp.TwoLayer,
+        "init",
+        lambda self, features, dtype, key=None: jax.tree.map(
+            jax.numpy.asarray, as_ours(THEIRS.init(features, dtype, key))
+        ),
     )
     options = {"participation": [[0, 1, 2], [2, 3], [0, 4]], "rounds": 3}
     settings = fp.Scaffold(epochs=2, batch=4, rate=0.1)

@@ -35,7 +35,9 @@ def as_ours(w):
 def test_a_run_is_that_of_the_same_network_here(federation, monkeypatch, tmp_path):
     assert THEIRS.dim == OURS.dim
     monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")
-    monkeypatch.setattr(fp.TwoLayer, "init", lambda self, *args: as_ours(THEIRS.init(*args)))
+    monkeypatch.setattr(
+        fp.TwoLayer, "init", lambda self, features, dtype, key=None: as_ours(THEIRS.init(features, dtype, key))
+    )
     options = {"participation": [[0, 1, 2], [2, 3], [0, 4]], "rounds": 3}
     settings = fp.FedADMM(epochs=2, batch=4, rate=0.1)
     theirs = fp.run(settings, THEIRS, federation, folder=tmp_path / "run", **options)

@@ -18,7 +18,7 @@ class Problem(Protocol):
     classifies: bool  # whether predictions are probabilities of class 1
 
     def init(self, features: int, dtype: Any, key: Any) -> Vector:
-        """The starting parameters, random or not."""
+        """The starting parameters, random or not; `key` may be left out where they are not."""
         ...
 
     def check(self, federation: Any) -> None:
