@@ -231,7 +231,7 @@ TUNE = {
     (
         "--grid",
         "scal=1,2",
-    ): "setting of fedavg must be one of batch, epochs, momentum, scale, short, step, steps, vary, weights, got 'scal'.",
+    ): "setting of fedavg must be one of batch, epochs, momentum, scale, short, step, steps, vary, weights, got 'scal'",
     ("--grid", "scale"): "--grid must be setting=value,value,… got 'scale'.",
     ("--grid", "scale="): "--grid must be setting=value,value,… got 'scale='.",
     ("--grid", "scale=0,1"): "scale must be above 0, got 0.",
