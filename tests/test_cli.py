@@ -224,7 +224,8 @@ def test_config_and_environment_say_what_was_run(ran):
     folder, _ = ran
     config = json.loads((folder / "config.json").read_text())
     assert config["algorithm"] == {
-        "name": "fedavg", "steps": 3, "step": 0.1, "scale": 1.0, "batch": 4, "weights": "uniform"
+        "name": "fedavg", "steps": 3, "step": 0.1, "scale": 1.0, "batch": 4, "weights": "uniform",
+        "epochs": None, "momentum": 0.0, "vary": False, "short": False
     }  # fmt: skip
     assert config["problem"] == {"name": "logistic", "l2": 0.01, "divide": True, "intercept": True}
     assert config["data"]["clients"] == 5

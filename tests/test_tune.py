@@ -233,7 +233,7 @@ TUNE = {
     (
         "--grid",
         "scal=1,2",
-    ): "setting of fedavg must be one of batch, scale, step, steps, weights, got 'scal'. Did you mean",
+    ): "setting of fedavg must be one of batch, epochs, momentum, scale, short, step, steps, vary, weights, got 'scal'",
     ("--grid", "scale"): "--grid must be setting=value,value,… got 'scale'.",
     ("--grid", "scale="): "--grid must be setting=value,value,… got 'scale='.",
     ("--grid", "scale=0,1"): "scale must be above 0, got 0.",
