@@ -281,7 +281,10 @@ def _finish(
             if culprit >= 0
             else "the server: its model or the objective"
         )
-        where = f"round {history.rounds}, {who} is not finite"
+        lost = culprit >= 0 and "train_loss" in loop.algorithm.notes
+        where = f"round {history.rounds}, {who} is not finite" + (
+            f" (training loss {float(one.loss):g})" if lost else ""
+        )
     elif not np.isfinite(history.end(history.judged)):  # of a round that was not measured before
         outcome, where = Outcome.NONFINITE, f"round {history.rounds}, the server: the objective is not finite"
     elif halt == STOPPED:

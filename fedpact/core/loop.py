@@ -44,6 +44,7 @@ class Carry(NamedTuple):
     recent: dict[str, Any]
     halt: Any
     culprit: Any  # position of the client whose upload was not finite, or -1 for the server's own state
+    loss: Any  # that client's training loss in the round, where the algorithm notes it
 
 
 def _finite(tree: Any) -> Any:
@@ -207,7 +208,7 @@ class Loop:
         }
         sound = jnp.isfinite(row[self._judged])
         halt = jnp.where(sound, GOING, NONFINITE)  # rules end rounds: row 0 stops nothing
-        carry = Carry(state, jnp.asarray(0), recent, halt, jnp.asarray(-1))
+        carry = Carry(state, jnp.asarray(0), recent, halt, jnp.asarray(-1), jnp.asarray(jnp.nan))
         return jax.tree.map(lambda a: lax.convert_element_type(a, a.dtype), carry), hellos, row  # no weak types
 
     def block(
@@ -265,7 +266,9 @@ class Loop:
         slot = jnp.where(jnp.all(sound), -1, jnp.argmin(sound))
         position = jnp.where(slot >= 0, cohort.positions[slot], -1).astype(carry.culprit.dtype)
         new = new._replace(server=_either(fine, new.server, old.server))
-        return Carry(new, jnp.where(fine, t + 1, t), recent, halt, position), row
+        noted = notes.train_loss[slot] if "train_loss" in self.algorithm.notes else jnp.nan
+        loss = jnp.where(slot >= 0, noted, jnp.nan).astype(carry.loss.dtype)
+        return Carry(new, jnp.where(fine, t + 1, t), recent, halt, position, loss), row
 
     def _measured(self, state: State, data: Any, t: Any) -> dict[str, Any]:
         if self.evaluate_every == 1:
