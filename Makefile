@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export FEDPACT_DATA ?= $(wildcard $(abspath ../shared/data))
 
-.PHONY: install dev extras demo test test-extras check format bench clean
+.PHONY: install dev extras demo test drills test-extras check format bench clean
 
 install: $(VENV)/installed
 dev: $(VENV)/developed
@@ -29,7 +29,10 @@ demo: install
 	$(BIN)/fedpact demo
 
 test: dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not drill"
+
+drills: dev  # runs killed and resumed, recordings replayed, the theory's long runs
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m drill
 
 test-extras: extras  # networks of PyTorch, Flax and Equinox
 	$(BIN)/python -m pytest tests_extras

@@ -16,6 +16,8 @@ from helpers_experiment import experiment, header_of, same_bits, tree, whole, wr
 import fedpact as fp
 from fedpact.core.errors import DataError
 
+pytestmark = pytest.mark.drill
+
 CHECKPOINT_SECONDS = 0.02  # of computing; the command's own 5 s would leave one checkpoint to hit
 KILLS = 10  # of each experiment; there are two
 ROUNDS = 4000

@@ -26,6 +26,8 @@ from fedpact import stop
 from fedpact.core.errors import CheckpointError, OutputError
 from fedpact.core.stop import Outcome
 
+pytestmark = pytest.mark.drill
+
 PROBLEM = fp.Logistic(l2=0.01, intercept=True)  # as in helpers_experiment, so that the command's programs serve
 SETTINGS = fp.FedAvg(steps=3, step=0.1, batch=4)
 NOISY = fp.FedEPM(k0=3, epsilon=0.5, eta=0.01, mu0=10.0)

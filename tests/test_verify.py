@@ -18,6 +18,8 @@ from fedpact.core.errors import DataError, FedpactError
 from fedpact.run import use_compilation_cache
 from fedpact.verify import Verified, golden
 
+pytestmark = pytest.mark.drill
+
 SMALL = {"m": 5, "k0": 4, "rounds": 3, "chosen": 3, "noise": "laplace"}
 ANCHORS = [0.692714, 0.654566, 0.569512, 0.560644, 0.550031, 0.547204, 0.544797, 0.544019, 0.543535]
 

@@ -18,6 +18,8 @@ from fedpact.core.errors import FedpactError
 from fedpact.run import use_compilation_cache
 from fedpact.verify import golden
 
+pytestmark = pytest.mark.drill
+
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "golden"
 
 

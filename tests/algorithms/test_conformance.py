@@ -355,9 +355,10 @@ def test_the_local_engine_runs_the_literal_loop(settings, run_once):
     check(bundle, run_once(settings, ONE, **OPTIONS), play(bundle, PROBLEM, parts(), ZERO, COHORTS), parts())
 
 
-@each_and_random
-def test_the_host_engine_runs_the_literal_loop(settings):
+@pytest.mark.parametrize("name", ["fedepm", "scaffold", "fedsgd", "fedavg-epochs", "fedadmm-batch"])
+def test_the_host_engine_runs_the_literal_loop(name):
     """Two clients at a time, states made when first needed, uploads added up where a sum will do."""
+    settings = (SETTINGS | RANDOM)[name]
     bundle = built(settings)
     run = fp.run(settings, PROBLEM, byhand.federation(parts()), engine=HostEngine(at_once=2), **OPTIONS)
     check(bundle, run, play(bundle, PROBLEM, parts(), ZERO, COHORTS), parts())

@@ -189,6 +189,7 @@ def test_theory_reaches_the_optimum_of_example_5_1(rho, rounds):
     never_rises(example(rho, rounds))
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(("rho", "rounds"), [(1.0, 5000), (0.2, 30000)])
 def test_theory_reaches_the_optimum_of_the_recorded_logistic_data(golden_folder, rho, rounds):
     never_rises(recording(golden_folder, rho, rounds))

@@ -53,6 +53,7 @@ def test_w8a():
     np.testing.assert_array_equal(dataset.y, y == 1)
 
 
+@pytest.mark.drill
 def test_covtype():
     """The first row of covtype.data: 2596,51,3,258,0,510,…, class 5; 283,301 rows are of class 2."""
     official("covtype", "covtype.data.xz")

@@ -162,7 +162,7 @@ def test_a_round_that_is_not_finite_keeps_the_old_states_and_names_the_client(st
         run = fp.run(fp.FedADMM(epochs=1), problem, federation, participation=cohorts, rounds=4, **monkey)
         good = fp.run(fp.FedADMM(epochs=1), problem, federation, participation=cohorts[:2], rounds=2, **monkey)
     assert run.outcome_kind is Outcome.NONFINITE
-    assert run.where == "round 2, client 6: its upload is not finite"
+    assert run.where.startswith("round 2, client 6: its upload is not finite")
     assert run.history.rounds == 2
     np.testing.assert_array_equal(flat(run.model), flat(good.model))
     assert dict(stores[2].versions) == {0: 1, 1: 2, 2: 1, 3: 2}  # nothing of round 2, not even of clients 2 and 7
@@ -189,6 +189,7 @@ print(json.dumps([case.flat(run.model).tolist(), run.history.column("test_loss")
 """
 
 
+@pytest.mark.drill
 def test_eight_devices_share_the_clients(reference):
     """Eight virtual devices of one processor: nine clients are two calls, the second one filled up with copies."""
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
@@ -213,6 +214,7 @@ case.run(rounds={rounds}, folder={folder!r})
 """
 
 
+@pytest.mark.drill
 def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")
     folder, rounds = tmp_path / "killed", 40

@@ -15,6 +15,8 @@ from fedpact.core.errors import InvalidArgument
 from fedpact.core.sparse import SparseRows
 from fedpact.engines import DebugEngine, LocalEngine, local
 
+pytestmark = pytest.mark.drill
+
 SIZES = (5, 12, 3, 9, 9)
 FEATURES = 30
 

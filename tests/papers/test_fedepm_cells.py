@@ -186,6 +186,7 @@ def recording(adult_folder, golden_folder):
     return scipy.io.loadmat(str(path)), kept[0].history
 
 
+@pytest.mark.drill
 def test_the_authors_code_stopped_where_the_released_rule_does(recording, adult_folder):
     """Row 8, where their run ends: ‖∇f/m‖² = 1.313e-8 < 1.4e-8, by NumPy at their own solution. By no test before."""
     fields, history = recording

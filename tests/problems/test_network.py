@@ -19,7 +19,7 @@ from fedpact.core.vector import Vector
 from fedpact.data import Dataset
 from fedpact.data.dataset import Column, Schema
 from fedpact.model import Model
-from fedpact.problems.layers import convolve, pool
+from fedpact.problems.layers import block, convolve, pool
 from fedpact.problems.network import Network
 
 SMALL = fp.TwoLayer(inputs=6, hidden=4, classes=3)
@@ -132,9 +132,10 @@ def test_pooling_is_xla_s_and_so_is_its_gradient():
 
 
 def test_the_gradient_of_equal_pixels_goes_to_one_of_them():
-    """After a ReLU whole windows are 0: the gradient is neither lost nor counted four times."""
-    g = np.asarray(jax.grad(lambda x: jnp.sum(pool(x)))(jnp.zeros((1, 4, 4, 2))))
-    assert g.sum() == 8
+    """Where a window is flat the gradient is neither lost nor counted four times."""
+    same = {"w": jnp.zeros((5, 5, 1, 1)).at[2, 2].set(1.0), "b": jnp.zeros(1)}  # the convolution that changes nothing
+    g = np.asarray(jax.grad(lambda x: jnp.sum(block(x, same, relu=False)))(jnp.ones((1, 4, 4, 1))))
+    assert g.sum() == 4
     assert set(np.unique(g)) == {0.0, 1.0}
 
 
