@@ -63,6 +63,11 @@ with_presets = pytest.mark.parametrize(
 )
 
 
+def quick(name, *these):
+    """One of these in every run of the tests, the others in the drills."""
+    return name if name in these else pytest.param(name, marks=pytest.mark.drill)
+
+
 def module_of(name):
     return sys.modules[ALGORITHMS[name].__module__]
 
@@ -364,8 +369,11 @@ def test_the_host_engine_runs_the_literal_loop(name):
     check(bundle, run, play(bundle, PROBLEM, parts(), ZERO, COHORTS), parts())
 
 
-@each_and_random
-def test_the_debug_engine_runs_the_literal_loop(settings):
+@pytest.mark.parametrize(
+    "name", [quick(name, "fedepm", "fedavg-batch", "fedadmm-batch") for name in (*SETTINGS, *RANDOM)]
+)
+def test_the_debug_engine_runs_the_literal_loop(name):
+    settings = (SETTINGS | RANDOM)[name]
     clients, cohorts = parts(sizes=(12, 12, 12)), ((0, 2), (1,), ())
     run = fp.run(
         settings, PROBLEM, byhand.federation(clients), engine=DebugEngine(), participation=cohorts, rounds=len(cohorts)

@@ -13,6 +13,8 @@ import fedpact as fp
 from fedpact.core.contract import Cohort
 from fedpact.engines import LocalEngine, local
 
+pytestmark = pytest.mark.drill
+
 SMALL, LARGE = 3, 14  # rows; a client's 5 numbers a row in double precision and its number: 124 and 564 bytes
 BETWEEN = 300
 PROBLEM = fp.Logistic(l2=0.4, intercept=True)
