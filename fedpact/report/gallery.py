@@ -35,7 +35,13 @@ _PLOTS = (
     ("test_loss", "round", False, "Test loss against rounds", "On the dataset's own test set."),
     ("train_loss", "round", False, "Training loss of the round's clients", "Mean over the batches of the last epoch."),
     ("snr", "round", False, "Signal-to-noise ratio of the uploads against rounds", ""),
-    ("penalty", "round", False, "Penalised objective against rounds", "At the clients' own models; noise and distance from w count."),
+    (
+        "penalty",
+        "round",
+        False,
+        "Penalised objective against rounds",
+        "At the clients' own models; noise and distance from w count.",
+    ),
     (
         "lagrangian",
         "round",
