@@ -85,7 +85,7 @@ class Loop:
         self._while = _python_while if plain else lax.while_loop
         self._steps = self._timed("local", self.client_stage) if timing else self.client_stage
         self._serve = self._timed("server", self.server_stage) if timing else self.server_stage
-        self._measure = jax.jit(self.measure_stage) if timing else self.measure_stage
+        self._measure = jax.jit(self.measure_stage) if timing and engine.compiled else self.measure_stage
 
     # What one client does
 

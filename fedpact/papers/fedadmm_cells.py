@@ -192,7 +192,7 @@ def _machine() -> str:
     return f"{platform.machine()}, {environment()['cores']} cores, {platform.node()}"
 
 
-def chosen(study: Study, results: Results, entry: Entry) -> Settings:
+def chosen(study: Study, entry: Entry) -> Settings:
     """The entry's settings, with the best learning rate (and μ) of the paper's grid where it is tuned."""
     if not entry.tuned:
         return entry.settings
@@ -238,7 +238,7 @@ def fill(study: Study, results: Results, entries: list[Entry], until: float) -> 
 
 def _run(study: Study, results: Results, entry: Entry, seed: int, most: int) -> None:
     cell, target = entry.cell, TARGETS[entry.cell.dataset]
-    settings = chosen(study, results, entry)
+    settings = chosen(study, entry)
     begun = time.perf_counter()
     stop = Target("test_accuracy", target, above=True)
     options: dict[str, Any] = {"participation": PARTICIPATION, "rounds": most, "seed": seed, "stop": stop}

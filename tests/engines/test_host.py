@@ -277,3 +277,12 @@ def test_a_state_that_is_damaged_is_refused_on_resume(tmp_path, monkeypatch):
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(fp.CheckpointError, match=r"^state of a client must be whole, got a damaged or missing file "):
         case.run(rounds=2, folder=tmp_path / "run", resume=True)
+
+
+def test_stages_are_timed_and_telemetry_is_not():
+    federation, problem = fp.data.digits().split(6, seed=0), fp.TwoLayer(inputs=64, hidden=4)
+    settings = fp.FedAvg(epochs=1, batch=20, step=0.1)
+    run = fp.run(settings, problem, federation, rounds=2, participation=0.5, engine=HostEngine(at_once=1), timing=True)
+    local, whole = run.history.column("local_seconds")[1:], np.diff(run.history.column("seconds"))
+    assert np.all(local > 0)
+    assert np.all(local <= whole)
