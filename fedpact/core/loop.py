@@ -146,10 +146,11 @@ class Loop:
         warm: set[Any] = set()
 
         def run(*args: Any) -> Any:
-            shapes = jax.tree.structure(args), tuple(jnp.shape(a) for a in jax.tree.leaves(args))
-            if self.engine.compiled and shapes not in warm:  # compilation is not the round's time
-                jax.block_until_ready(compiled(*args))
-                warm.add(shapes)
+            if self.engine.compiled:  # compilation is not the round's time
+                shapes = jax.tree.structure(args), tuple(jnp.shape(a) for a in jax.tree.leaves(args))
+                if shapes not in warm:
+                    jax.block_until_ready(compiled(*args))
+                    warm.add(shapes)
             begun = time.perf_counter()
             out = jax.block_until_ready(compiled(*args))
             self.clock[name].append(time.perf_counter() - begun)
