@@ -272,7 +272,7 @@ def rounds_table(dataset: Any, sizes: list[int], repetitions: int) -> tuple[list
             loops = stepped(Loops(federation, k), participation, m, max(1, 1000 // m), max(2, repetitions // 4))
             rounds = 66 + 64 * repetitions if m <= 1000 else 2 + 32 * repetitions
             marks, _, history = driven(fp.FedEPM(k0=12), fp.Logistic(), federation, participation, rounds)
-            assert np.isnan(history.column("objective")[1:]).all()
+            assert np.isnan(history.column("objective")[1:-1]).all()  # nothing but the two ends is measured
             ours = best_block(marks)
             lines.append(
                 f"| {m:,} | {participation.capacity(m):,} | {ours:.3f} | {loops:.2f} | {flat:.3f} "
@@ -388,9 +388,12 @@ def telemetry_table(dataset: Any, repetitions: int) -> tuple[list[str], list[str
     lines = ["| m = 1,000, everyone | ms a round | telemetry |", "|---|---|---|"]
     for every, text in ((1, "every round"), (10, "every tenth round"), (NEVER, "never")):
         lines.append(f"| {text} | {took[every]:.3f} | {took[every] - took[NEVER]:.3f} |")
-    lines += ["", f"Evaluations of f_i in 20 rounds: {counted[0]} with telemetry, {counted[1]} without (row 0)."]
+    lines += [
+        "",
+        f"Evaluations of f_i in 20 rounds: {counted[0]} with telemetry, {counted[1]} without (the first row and the last).",
+    ]
     return lines, [
-        verdict("telemetry is skipped where it is not asked for", counted[1] < counted[0] / 15, f"{counted}")
+        verdict("telemetry is skipped where it is not asked for", counted[1] <= counted[0] * 2 / 21, f"{counted}")
     ]
 
 

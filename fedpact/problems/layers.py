@@ -1,10 +1,11 @@
 """Layers that are fast inside a compiled training loop on a CPU.
 
-XLA's convolution inside a loop is some fifty times slower than outside, so a convolution is a product of patches with
-the weights; its gradients are products too. Patches are 25 times as large as the images they come from: for a batch of
-200 they leave the caches five times a step, which costs more than the products. `block` therefore takes CHUNK images
-through convolution, pooling and activation before the next ones, forward and backward, and makes the patches again on
-the way back. CNN1 at batch 200, CPU ms a step: 566 for all at once, 255 by tens; the products alone are some 190.
+XLA's convolution inside a loop is some fifty times slower than outside, so a convolution is a sum of products: for each
+row of the kernel, the images' horizontal neighbourhoods times that row's weights. Its gradients are products too.
+Whole patches would be 25 times as large as the images; for a batch of 200 even the rows' five times leave the caches,
+which costs more than the products. `block` therefore takes CHUNK images through convolution, pooling and activation
+before the next ones, forward and backward, and makes the neighbourhoods again on the way back. CNN1 at batch 200, CPU
+ms a step: 566 with patches all at once, 255 with patches by tens, some 235 by rows; the products alone are some 190.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from jax import lax
 
 #: Images that go through a block together (measured: 2, 5, 10, 20, 25).
 CHUNK = 10
+#: From so many channels on a row of the kernel is a product of its own.
+LEAST_CHANNELS = 16
 
 
 def dense(a: Any, layer: Any) -> Any:
@@ -26,21 +29,28 @@ def dense(a: Any, layer: Any) -> Any:
     return a @ layer["w"] + layer["b"]
 
 
-def patches(images: Any, size: int) -> Any:
-    """Every pixel's size×size neighbourhood, zeros beyond the edge: (B, H, W, size²·C)."""
-    _, height, width, _ = images.shape
+def neighbourhoods(images: Any, size: int) -> Any:
+    """Every pixel's size×size neighbourhood, zeros beyond the edge, cut into products' left sides: (B·H·W, columns).
+
+    One of them for each row of the kernel, which is the others' shifted down; a single one where images have few
+    channels, for a product needs columns enough.
+    """
+    _, height, width, channels = images.shape
     r = size // 2
     padded = jnp.pad(images, ((0, 0), (r, r), (r, r), (0, 0)))
-    shifted = [padded[:, i : i + height, j : j + width] for i in range(size) for j in range(size)]
-    return jnp.concatenate(shifted, axis=-1)
+    wide = jnp.concatenate([padded[:, :, j : j + width] for j in range(size)], axis=-1)
+    rows = [wide[:, i : i + height] for i in range(size)]
+    parts = rows if channels >= LEAST_CHANNELS else [jnp.concatenate(rows, axis=-1)]
+    return [part.reshape(-1, part.shape[-1]) for part in parts]
 
 
 def convolve(images: Any, layer: Any) -> Any:
     """A convolution of odd size that keeps the images' size: (B, H, W, C) by (k, k, C, O), plus b."""
     weights = layer["w"]
     size, _, _, outputs = weights.shape
-    columns = patches(images, size).reshape(-1, weights.size // outputs)
-    return (columns @ weights.reshape(-1, outputs)).reshape(*images.shape[:3], outputs) + layer["b"]
+    parts = neighbourhoods(images, size)
+    cut = weights.reshape(len(parts), -1, outputs)
+    return sum(a @ w for a, w in zip(parts, cut, strict=True)).reshape(*images.shape[:3], outputs) + layer["b"]
 
 
 def pool(images: Any) -> Any:
@@ -84,11 +94,10 @@ def _backward(relu: bool, first: bool, kept: tuple[Any, ...], g: Any) -> tuple[A
         batch, height, width, _ = images.shape
         parts = jnp.stack([jnp.where(place == k, g, 0) for k in range(4)]).reshape(2, 2, *g.shape)
         by_z = parts.transpose(2, 3, 0, 4, 1, 5).reshape(batch * height * width, outputs)
-        columns = patches(images, size).reshape(batch * height * width, -1)
-        by_w = lax.dot_general(columns, by_z, (((0,), (0,)), ((), ())))
+        by_w = jnp.stack([a.T @ by_z for a in neighbourhoods(images, size)])
         if first:
             return by_w, ()
-        rows: Any = 0  # the patches' gradients, a row of the kernel at a time, added up where they came from
+        rows: Any = 0  # the neighbourhoods' gradients, added up where they came from
         for i in range(size):
             product = by_z @ w[i].reshape(-1, outputs).T
             own = product.reshape(batch, height, width, size * inputs)
