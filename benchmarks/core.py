@@ -388,10 +388,8 @@ def telemetry_table(dataset: Any, repetitions: int) -> tuple[list[str], list[str
     lines = ["| m = 1,000, everyone | ms a round | telemetry |", "|---|---|---|"]
     for every, text in ((1, "every round"), (10, "every tenth round"), (NEVER, "never")):
         lines.append(f"| {text} | {took[every]:.3f} | {took[every] - took[NEVER]:.3f} |")
-    lines += [
-        "",
-        f"Evaluations of f_i in 20 rounds: {counted[0]} with telemetry, {counted[1]} without (the first row and the last).",
-    ]
+    told = f"{counted[0]} with telemetry, {counted[1]} without (the first row and the last)"
+    lines += ["", f"Evaluations of f_i in 20 rounds: {told}."]
     return lines, [
         verdict("telemetry is skipped where it is not asked for", counted[1] <= counted[0] * 2 / 21, f"{counted}")
     ]
