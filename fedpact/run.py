@@ -352,7 +352,7 @@ def _loop(experiment: Experiment) -> Loop:
 
 
 def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Path | None) -> Run:
-    model = Model(e.problem, as_host(end.model), e.federation.dataset.schema)
+    model = Model(getattr(e.problem, "model", e.problem), as_host(end.model), e.federation.dataset.schema)
     scores = held_out(model, e.federation) if has_held_out(e.federation) else None
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
     notices = [*loop.algorithm.notices, *_uncovered(e, loop.algorithm), *verdict, *_worse(e, end.history)]

@@ -11,11 +11,13 @@ from fedpact.algorithms.fedsgd import FedSGD
 from fedpact.algorithms.inexact_admm import InexactADMM
 from fedpact.algorithms.scaffold import Scaffold
 from fedpact.algorithms.sfedavg import SFedAvg, SFedProx
+from fedpact.algorithms.ssca import SSCA
 from fedpact.core.errors import unknown
 from fedpact.core.settings import Settings
 
 __all__ = [
     "ALGORITHMS",
+    "SSCA",
     "FedADMM",
     "FedAvg",
     "FedAvgStale",
@@ -45,6 +47,7 @@ ALGORITHMS: dict[str, type[Settings]] = {
         FedADMM,
         Scaffold,
         FedSGD,
+        SSCA,
     )
 }
 

@@ -46,6 +46,11 @@ class Logistic:
     def _penalty(self, rows: Any) -> Any:
         return self.l2 / rows if self.divide else self.l2
 
+    def losses(self, w: Vector, batch: Batch) -> Any:
+        """ln(1+e^z) − b z of every row."""
+        z = scores(w, batch.x)
+        return jnp.maximum(z, 0) + jnp.log1p(jnp.exp(-jnp.abs(z))) - batch.y * z
+
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""
         d, z = batch.rows, scores(w, batch.x)
