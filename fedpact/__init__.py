@@ -15,9 +15,12 @@ from fedpact.algorithms import (  # noqa: E402
     FedProxLocal,
     FedSGD,
     InexactADMM,
+    LocalSGD,
     Scaffold,
     SFedAvg,
     SFedProx,
+    VerticalSGD,
+    VerticalSSCA,
 )
 from fedpact.core import stop  # noqa: E402
 from fedpact.core.errors import (  # noqa: E402
@@ -89,6 +92,7 @@ __all__ = [
     "InvalidArgument",
     "LeastSquares",
     "LocalEngine",
+    "LocalSGD",
     "Logistic",
     "Loss",
     "Misses",
@@ -109,6 +113,8 @@ __all__ = [
     "Softmax",
     "TwoLayer",
     "UnknownName",
+    "VerticalSGD",
+    "VerticalSSCA",
     "compare",
     "data",
     "from_equinox",

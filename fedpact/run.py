@@ -74,6 +74,10 @@ class Experiment:
         require(ok, "problem", "a problem such as fedpact.Logistic()", self.problem, hint=hint)
         given, hint = type(self.federation).__name__, "Deal a dataset's rows to clients with dataset.split(clients=10)."
         require(isinstance(self.federation, Federation), "federation", "a Federation", given, hint=hint)
+        split, wanted = hasattr(self.federation, "layout"), self.algorithm.vertical
+        hint = "Use dataset.split_features(clients=4)." if wanted else "Use dataset.split(clients=10)."
+        name = f"split by {'features' if wanted else 'rows'} for {self.algorithm.name}"
+        require(split == wanted, "federation", name, given, hint=hint)
         for name in ("rounds", "seed", "evaluate_every", "timing"):
             object.__setattr__(self, name, plain(getattr(self, name)))
         require_positive_int("rounds", self.rounds)
@@ -346,7 +350,8 @@ def _loop(experiment: Experiment) -> Loop:
     use_compilation_cache()
     e = experiment
     clients = e.federation.clients
-    algorithm = e.algorithm.build(e.problem, clients, e.participation.rate(clients))
+    layout = getattr(e.federation, "layout", None)  # of data split by features
+    algorithm = e.algorithm.build(e.problem, clients if layout is None else layout, e.participation.rate(clients))
     check_needs(algorithm, e.problem)
     return Loop(algorithm, e.problem, e.engine, e.stop or Never(), e.evaluate_every, e.timing, e.telemetry or "all")
 
@@ -377,6 +382,8 @@ def _worse(e: Experiment, history: History) -> list[str]:
     name = history.judged
     f = history.column(name)
     first, last = f[0], f[-1]
+    if getattr(e.problem, "subject_to", ()):  # it may have to rise for the constraints to hold
+        return []
     if not last > first + 1e-9 * abs(first):
         return []
     best = int(np.nanargmin(f))

@@ -36,7 +36,6 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fedpact.core.contract import Algorithm, Batch
 from fedpact.core.errors import require, require_flags, require_one_of, require_positive_int
@@ -55,7 +54,7 @@ from fedpact.problems.approximation import (
     verdict,
 )
 from fedpact.problems.constraints import as_constrained
-from fedpact.problems.training import check_batches
+from fedpact.problems.training import check_batches, drawn
 
 
 class ServerState(NamedTuple):
@@ -105,18 +104,6 @@ class Notes(NamedTuple):
 
     gradients: Any
     train_loss: Any
-
-
-def part_of(batch: Batch, size: int | None, place: Any, key: Any) -> Batch:
-    """B of the client's rows without replacement, or from `place` on in the order they came; all of them for None."""
-    if size is None or size >= batch.y.shape[0]:
-        return batch
-    if place is None:
-        chance = jnp.where(batch.weight > 0, jax.random.uniform(key, batch.weight.shape, jnp.float32), -1)
-        rows = lax.top_k(chance, size)[1]
-    else:
-        rows = (place + jnp.arange(size)) % jnp.maximum(batch.rows.astype(place.dtype), 1)
-    return Batch(batch.x[rows], batch.y[rows], batch.weight[rows], batch.client)
 
 
 @dataclass(frozen=True)
@@ -187,7 +174,7 @@ class SSCA(Settings):
             return (None, None) if caps is None else jax.value_and_grad(task.own_loss)(w, rows)
 
         def client_step(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Any, ...]:
-            rows = part_of(batch, self.batch, client.place if stream else None, key(Purpose.LOCAL))
+            rows = drawn(batch, self.batch, key(Purpose.LOCAL), client.place if stream else None)
             values, gradients = task.values_and_gradients(grad, msg.w, rows, msg.tally)
             n = batch.rows
             value, gradient = own_loss(msg.w, rows)

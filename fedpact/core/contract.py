@@ -180,6 +180,7 @@ class Algorithm(NamedTuple):
     notes: Mapping[str, str] = {}  # how each field of Notes is read over clients: "sum", "min", "max" or "mean"
     reads: Mapping[str, str] = {}  # how each measure is read over all clients: "mean" unless said, or a key of READS
     observe: Callable[[Any], Any] | None = None  # what `measure` sees of the server where that is not the broadcast
+    wire: Callable[..., Any] | None = None  # (w, rows): bytes up and down of a round where messages are not those three
     commit: Callable[..., Any] | None = None
     admit: Callable[..., None] | None = None  # (hellos on the host, client numbers): raises for one it cannot work with
     rows: Callable[..., None] | None = None  # (every client's number of rows): raises for what it cannot work with

@@ -207,6 +207,10 @@ def _wire(loop: Loop, carry: Carry, hellos: Any, data: Any, root: Any, trials: b
         jax.tree.map(lambda a: a[0], (carry.state, hellos, data, root)) if trials else (carry.state, hellos, data, root)
     )
     state, hellos, data, root = one
+    if loop.algorithm.wire is not None:
+        rows = int(np.sum(jax.device_get(loop.engine.one_client(data).weight) > 0))
+        up, down = loop.algorithm.wire(loop.algorithm.model(state.server), rows)
+        return _Wire(wire_bytes(hellos), down, up)
     down = loop.algorithm.broadcast(state.server)
     batch, client = loop.engine.one_client(data), loop.engine.one_state(state.clients)
 

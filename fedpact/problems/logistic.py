@@ -30,6 +30,7 @@ class Logistic:
     intercept: bool = False
 
     classifies = True  # predictions are probabilities of class 1
+    first = ("w",)  # where the weights are that meet the features
 
     def __post_init__(self) -> None:
         require(is_number(self.l2) and self.l2 >= 0, "l2", "a number of at least 0", self.l2, symbol="β")

@@ -89,11 +89,12 @@ class Classifier:
                 )
         return Vector(jax.tree.map(lambda a: jnp.asarray(a, dtype), tree))
 
+    def inputs_of(self, x: Any, dtype: Any) -> Any:
+        """Pixels divided by 255 and normalised; numbers as they are."""
+        return (x.astype(dtype) / 255 - self.mean) / self.std if x.dtype == jnp.uint8 else x.astype(dtype)
+
     def _inputs(self, x: Any, dtype: Any) -> Any:
-        images = x.reshape(x.shape[0], *self.shape)
-        if x.dtype == jnp.uint8:
-            return (images.astype(dtype) / 255 - self.mean) / self.std
-        return images.astype(dtype)
+        return self.inputs_of(x, dtype).reshape(x.shape[0], *self.shape)
 
     def scores(self, w: Vector, x: Any) -> Any:
         """The network's outputs, one a class, before any softmax."""
@@ -214,7 +215,9 @@ class CNN2(Classifier):
 
 @dataclass(frozen=True)
 class TwoLayer(Classifier):
-    """One hidden layer. The SSCA paper's is TwoLayer(hidden=128, activation="swish", bias=False, start=0.0869)."""
+    """One hidden layer; the SSCA paper's: hidden=128, activation="swish", bias=False, start=0.0869, mean=0, std=1."""
+
+    first = ("hidden", "w")  # where the weights are that meet the features
 
     inputs: int = 784
     hidden: int = 200
@@ -257,6 +260,8 @@ class TwoLayer(Classifier):
 @dataclass(frozen=True)
 class Softmax(Classifier):
     """Multinomial logistic regression: scores W x, plus b where there is a bias. Starts at 0."""
+
+    first = ("w",)
 
     inputs: int = 784
     classes: int = 10
