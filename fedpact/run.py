@@ -34,7 +34,7 @@ from fedpact.core.participation import Schedule, as_participation
 from fedpact.core.settings import Settings, plain
 from fedpact.core.stop import Never, Outcome, Rule
 from fedpact.data import Federation
-from fedpact.engines import HostEngine, as_engine
+from fedpact.engines import HostEngine, LocalEngine, as_engine
 from fedpact.folder import RunFolder, load
 from fedpact.metrics import has_held_out, held_out
 from fedpact.model import Model, as_host, plain_problem, problem_name
@@ -89,7 +89,8 @@ class Experiment:
         if self.precision is None:
             object.__setattr__(self, "precision", "single" if deep else "double")
         if self.engine is None:
-            object.__setattr__(self, "engine", getattr(self.problem, "engine", "local"))
+            usual = getattr(self.problem, "engine", "local")
+            object.__setattr__(self, "engine", LocalEngine(one_by_one=False) if self.algorithm.sips else usual)
         if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         object.__setattr__(self, "participation", as_participation(self.participation))

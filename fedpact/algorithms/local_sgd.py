@@ -95,6 +95,7 @@ class LocalSGD(Settings):
     short: bool = False  # let a client with fewer rows than a batch use all it has
 
     name: ClassVar[str] = "local_sgd"
+    sips: ClassVar[bool] = True
     presets: ClassVar = {
         "sgd": {"batch": 100},
         "momentum": {"batch": 100, "rate_power": 0.0, "momentum": 0.1},

@@ -124,6 +124,7 @@ class SSCA(Settings):
     short: bool = False  # let a client with fewer rows than a batch use all it has
 
     name: ClassVar[str] = "ssca"
+    sips: ClassVar[bool] = True
     remedy: ClassVar[str] = "use a larger tau, or a smaller gamma"
     presets: ClassVar = {
         "paper": {"batch": 100},  # B = 100; the released code has the power α + 0.05 for γ

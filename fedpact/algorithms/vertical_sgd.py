@@ -90,6 +90,7 @@ class VerticalSGD(Settings):
     reveal_rows: bool = False  # accept that one-step collection shows the server every raw row
 
     name: ClassVar[str] = "vertical_sgd"
+    sips: ClassVar[bool] = True
     vertical: ClassVar[bool] = True
     presets: ClassVar = {
         "sgd": {"batch": 100},

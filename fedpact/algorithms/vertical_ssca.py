@@ -113,6 +113,7 @@ class VerticalSSCA(Settings):
     reveal_rows: bool = False  # accept that one-step collection shows the server every raw row
 
     name: ClassVar[str] = "vertical_ssca"
+    sips: ClassVar[bool] = True
     vertical: ClassVar[bool] = True
     remedy: ClassVar[str] = "use a larger tau, or a smaller gamma"
     presets: ClassVar = {

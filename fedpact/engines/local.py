@@ -43,13 +43,15 @@ class Capacities(NamedTuple):
 class LocalEngine(Stacked):
     """Vectorised simulation. `chunk` clients at a time at most (None: as many as `memory` bytes allow).
 
-    `sparse`: whether sparse features stay sparse (None: where that is faster).
+    `sparse`: whether sparse features stay sparse (None: where that is faster). `one_by_one`: whether clients step one
+    after the other (None: where they are large; false suits those who draw a few of many rows).
     """
 
     chunk: int | None = None
     memory: int = 512 * 2**20
     buckets: int = 6
     sparse: bool | None = None
+    one_by_one: bool | None = None
     compiled, eager, first_block = True, False, 2
 
     def __post_init__(self) -> None:
@@ -57,7 +59,8 @@ class LocalEngine(Stacked):
             require_positive_int("chunk", self.chunk)
         require_positive_int("buckets", self.buckets)
         require(is_number(self.memory) and self.memory > 0, "memory", "a number of bytes above 0", self.memory)
-        require(self.sparse in (None, True, False), "sparse", "True, False or None", self.sparse)
+        for name in ("sparse", "one_by_one"):
+            require(getattr(self, name) in (None, True, False), name, "True, False or None", getattr(self, name))
 
     def load(self, federations: Sequence[Any], dtype: Any) -> tuple[np.ndarray, Any]:
         """Lay the clients' rows out. Returns each trial's order of clients, (trials, m), and the data.
@@ -99,13 +102,16 @@ class LocalEngine(Stacked):
             inside = None if cohort is None or cohort.slots is None else cohort.slots[b] - first
             size = length if inside is None else inside.shape[0]
             mine = jax.tree.map(lambda a, b=begin, s=size: a[b : b + s], rows)
-            if cohort is not None and _bytes_each(batch) >= ONE_BY_ONE:
+            if cohort is not None and self._alone(batch):
                 outs.append(_one_by_one(f, batch, mine, inside, cohort.mask[begin : begin + size]))
             else:
                 batch = batch if inside is None else jax.tree.map(lambda a, s=inside: a[s], batch)
                 outs.append(self._vectorised(f, batch, mine))
             begin, first = begin + size, first + length
         return jax.tree.map(lambda *parts: jnp.concatenate(parts), *outs) if len(outs) > 1 else outs[0]
+
+    def _alone(self, batch: Batch) -> bool:
+        return _bytes_each(batch) >= ONE_BY_ONE if self.one_by_one is None else self.one_by_one
 
     def _vectorised(self, f: Callable[..., Any], batch: Batch, rows: Any) -> Any:
         size = batch.client.shape[0]
@@ -121,7 +127,7 @@ class LocalEngine(Stacked):
         with everyone's slots instead.
         """
         axis = 1 if trials else 0
-        if not trials and all(_bytes_each(batch) >= ONE_BY_ONE for batch in data):
+        if not trials and all(self._alone(batch) for batch in data):
             return None  # who does not take part is skipped; where trials are vectorised nobody can be
         whole = np.array([batch.client.shape[axis] for batch in data])
         widths = np.array([batch.y.shape[axis + 1] for batch in data])
