@@ -156,7 +156,7 @@ class SSCA(Settings):
         fields = ["rho", "gamma"]
         if model.constraints:
             fields += ["penalty", "slack", *(f"multiplier_{title}" for title in titles)]
-        Info = namedtuple("Info", [*fields, *(["multiplier_clients"] if caps else [])])  # type: ignore[misc]
+        Info: Any = namedtuple("Info", [*fields, *(["multiplier_clients"] if caps else [])])
 
         def join(w0: Vector, batch: Any, key: Any) -> tuple[ClientState, Hello]:
             return ClientState(jnp.asarray(0, jnp.int32)), Hello(task.tally(batch))
@@ -190,7 +190,7 @@ class SSCA(Settings):
             total = cohort.sum(uploads._replace(own_value=None, own_gradient=None))
             many = jnp.where(total.weight > 0, total.weight, 1)
             shared = model.update(server.shared, total.values / many, total.gradients / many, w, rho)  # (9), (14)
-            own = server.own if caps is None else own_estimates(server, uploads, cohort, rho)
+            own = None if server.own is None else own_estimates(server.own, w, uploads, cohort, rho)
             found = model.minimise(w, shared, own, server.penalty)  # Problem 2 or 5
             penalty = next_penalty(self, server.penalty, found.slacks, t)
             new = server._replace(
@@ -204,13 +204,12 @@ class SSCA(Settings):
             new = jax.tree.map(lambda a, b: jnp.where(total.weight > 0, a, b), new, server)._replace(round=t)
             return new, info(new, rho, gamma)
 
-        def own_estimates(server: ServerState, uploads: Upload, cohort: Any, rho: Any) -> Estimates:
+        def own_estimates(old: Estimates, w: Vector, uploads: Upload, cohort: Any, rho: Any) -> Estimates:
             """Each client's own loss; who did not take part keeps the estimate it had."""
-            old = server.own
             zeros = jax.tree.map(jnp.zeros_like, (old.b, old.a))
             values, gradients = cohort.put(zeros, (uploads.own_value, uploads.own_gradient))
             here = cohort.put(jnp.zeros(clients, old.b.dtype), jnp.full(cohort.mask.shape, rho, old.b.dtype))
-            return update(old, values, gradients, server.w, here, self.tau)
+            return update(old, values, gradients, w, here, self.tau)
 
         def info(server: ServerState, rho: Any, gamma: Any) -> Any:
             if not model.constraints:

@@ -146,7 +146,7 @@ class VerticalSSCA(Settings):
         fields = ["rho", "gamma"]
         if model.constraints:
             fields += ["penalty", "slack", *(f"multiplier_{title}" for title in titles)]
-        Info = namedtuple("Info", fields)  # type: ignore[misc]
+        Info: Any = namedtuple("Info", fields)
 
         def join(w0: Vector, batch: Any, key: Any) -> tuple[ClientState, Hello]:
             return ClientState(jnp.asarray(0, jnp.int32)), Hello(task.tally(batch))

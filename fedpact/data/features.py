@@ -6,21 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedpact.core.errors import InvalidArgument, is_count, require, unknown
+from fedpact.core.vertical import Layout
 from fedpact.data.dataset import Dataset, fitted_on, require_rows
 from fedpact.data.federation import Federation, require_draw, set_aside
-
-
-class Layout(NamedTuple):
-    """Who holds which columns, by number, and who has the labels and closes the loss."""
-
-    columns: tuple[tuple[int, ...], ...]
-    names: tuple[str, ...]
-    closer: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +44,7 @@ class VerticalFederation(Federation):
             require_rows(block, self.features, f"block of party {party!r}", "column")
             for party, block in zip(parties, self.blocks, strict=True)
         )
-        _require_partition(blocks, parties, [column.name for column in self.dataset.schema.columns])
+        _require_partition(blocks, parties, closer, [column.name for column in self.dataset.schema.columns])
         for block in blocks:
             block.flags.writeable = False  # the digest is computed once
         for name, value in (("blocks", blocks), ("parties", parties), ("closer", closer)):
@@ -88,11 +81,13 @@ class VerticalFederation(Federation):
         return "\n".join(lines)
 
 
-def _require_partition(blocks: Sequence[np.ndarray], parties: Sequence[str], columns: Sequence[str]) -> None:
+def _require_partition(
+    blocks: Sequence[np.ndarray], parties: Sequence[str], closer: int, columns: Sequence[str]
+) -> None:
     holder: dict[int, str] = {}
-    for party, block in zip(parties, blocks, strict=True):
-        hint = "Give it a column, or leave the party out."
-        require(len(block), f"block of party {party!r}", "at least one column", [], hint=hint)
+    for i, (party, block) in enumerate(zip(parties, blocks, strict=True)):
+        hint = "Give it a column, or leave the party out. Only who has the labels may have nothing else."
+        require(len(block) or i == closer, f"block of party {party!r}", "at least one column", [], hint=hint)
         for j in block.tolist():
             what, hint = f"column {columns[j]!r} (number {j})", "Take it out of one of them."
             require(j not in holder, what, "in one block, once", [holder.get(j), party], hint=hint)

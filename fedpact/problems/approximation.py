@@ -124,14 +124,14 @@ class Approximation(NamedTuple):
     def _general(self, w: Vector, shared: Estimates, own: Estimates | None, penalty: Any) -> Minimum:
         d = w.size
         rows, estimates, place = [], flat(shared.a / shared.kappa), 0
-        b, t, ell = [], [], []
+        offsets, t, ell = [], [], []
         for part in self.parts:
             rows.append(estimates[place] if part.estimated else jnp.zeros(d))
-            b.append((shared.b[place] / shared.kappa if part.estimated else 0.0) - part.limit)
+            offsets.append((shared.b[place] / shared.kappa if part.estimated else 0.0) - part.limit)
             t.append((self.tau if part.estimated else 0.0) + part.norm2)
             ell.append(part.norm1)
             place += part.estimated
-        a, b = jnp.stack(rows), jnp.asarray(b, jnp.float64)
+        a, b = jnp.stack(rows), jnp.stack([jnp.asarray(v, jnp.float64) for v in offsets])
         if own is not None:
             seen = own.kappa > 0  # a client that never took part limits nothing yet
             kappa = jnp.where(seen, own.kappa, 1)

@@ -249,7 +249,7 @@ def _checked(objective: Any, constraints: Any, penalty: Any) -> tuple[Quadratics
             require(finite and (name == "b" or value >= 0), whose(name, m), "a finite number of at least 0", value)
     b, t, ell = (np.array(column, np.float64) for column in numbers.values())
     c = np.asarray(penalty, np.float64)
-    ok = c.shape in ((), (len(constraints),)) and not np.isnan(c).any() and (c > 0).all()
+    ok = c.shape in ((), (len(constraints),)) and bool((c > 0).all())  # which NaN is not
     require(ok, "penalty", "above 0, one for all or one for every constraint", penalty, symbol="c")
     if not t.any():
         raise InvalidArgument(
