@@ -29,7 +29,6 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -46,6 +45,7 @@ from fedpact.problems.approximation import (
     Approximation,
     Estimates,
     check_steps,
+    info_of,
     next_penalty,
     none_yet,
     notices,
@@ -156,7 +156,8 @@ class SSCA(Settings):
         fields = ["rho", "gamma"]
         if model.constraints:
             fields += ["penalty", "slack", *(f"multiplier_{title}" for title in titles)]
-        Info: Any = namedtuple("Info", [*fields, *(["multiplier_clients"] if caps else [])])
+        fields += ["multiplier_clients"] if caps else []
+        Info = info_of(fields)
 
         def join(w0: Vector, batch: Any, key: Any) -> tuple[ClientState, Hello]:
             return ClientState(jnp.asarray(0, jnp.int32)), Hello(task.tally(batch))

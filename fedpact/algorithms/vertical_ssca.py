@@ -24,7 +24,6 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -40,6 +39,7 @@ from fedpact.problems.approximation import (
     Approximation,
     Estimates,
     check_steps,
+    info_of,
     next_penalty,
     none_yet,
     notices,
@@ -146,7 +146,7 @@ class VerticalSSCA(Settings):
         fields = ["rho", "gamma"]
         if model.constraints:
             fields += ["penalty", "slack", *(f"multiplier_{title}" for title in titles)]
-        Info: Any = namedtuple("Info", fields)
+        Info = info_of(fields)
 
         def join(w0: Vector, batch: Any, key: Any) -> tuple[ClientState, Hello]:
             return ClientState(jnp.asarray(0, jnp.int32)), Hello(task.tally(batch))

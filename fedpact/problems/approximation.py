@@ -188,6 +188,11 @@ def unflat(row: Any, like: Vector) -> Vector:
     return jax.tree.unflatten(structure, parts)
 
 
+def info_of(fields: Sequence[str]) -> Any:
+    """Info, whose fields depend on the constraints."""
+    return NamedTuple("Info", [(name, Any) for name in fields])  # type: ignore[misc]
+
+
 # Step sizes and the price of slack
 
 
