@@ -274,7 +274,7 @@ class Constrained:
 
     model: Any
     minimize: Any = field(default_factory=Loss)
-    subject_to: tuple[Any, ...] = ()
+    subject_to: Any = ()
     plain = False  # whether it is a problem without terms, asked through its oracle
 
     def __post_init__(self) -> None:
@@ -398,6 +398,8 @@ class Constrained:
         goal, norm1 = model.weighted(one, gradients, w)
         out = {"objective": share * values[0], "gradient": share * (goal + w.map(lambda v: norm1 * jnp.sign(v)))}
         out |= self.counts(w, batch)
+        if self._normed:
+            out["loss"] = share * means[0]  # what is minimised without the norms
         if not model.constraints:
             return out
         out |= {part.title: share * v for part, v in zip(self.parts[1:], values[1:], strict=True)}
@@ -478,6 +480,20 @@ class Constrained:
     def counts(self, w: Vector, batch: Batch) -> dict[str, Any]:
         """Rows, and rows classified right."""
         return self.model.counts(w, batch)
+
+    @property
+    def _normed(self) -> bool:
+        goal = self.parts[0]
+        return bool(goal.rows) and any((goal.norm2, goal.square, goal.norm1))
+
+    def more(self, w: Vector, batch: Batch) -> dict[str, Any]:
+        """For methods that know no terms: what is minimised without the norms."""
+        own = Constrained(self.model, self.minimize)
+        return {"loss": own.means(w, batch, own.tally(batch))[0]} if self._normed else {}
+
+    def test_value(self, w: Vector, batch: Batch) -> Any:
+        """What is shown of rows nobody trains on: the model's loss."""
+        return self.own_loss(w, batch)
 
     def predict(self, w: Vector, x: Any) -> Any:
         """The model's predictions."""
