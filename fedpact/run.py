@@ -203,7 +203,7 @@ class Run:
         if "snr" in columns and not math.isnan(last("snr")):
             out["snr"] = last("snr")
         limited = [self.history.end(name) for name in columns if name.startswith(LIMITED)]
-        return out | ({"most_over_a_limit": max(limited), "kkt": last("kkt")} if limited else {})
+        return out | ({"over_limit": max(limited), "kkt": last("kkt")} if limited else {})
 
     @property
     def coefficients(self) -> list[dict[str, Any]]:

@@ -119,41 +119,45 @@ class Gap(Term):
     column: int | str
     above: float = 0.5
     of: int = 1
+    place: tuple[int, float] | None = field(default=None, init=False, repr=False, compare=False)  # of a name, in x
     signs = (1, -1)
     counted = 2
+
+    def resolved(self, schema: Any) -> Gap:
+        """The same that knows where its name is in x, and `above` as x is scaled; rounding alone is not above."""
+        names = [column.name for column in schema.columns]
+        require(is_number(self.above), "above of Gap", "a number", self.above)
+        out = dataclasses.replace(self)
+        if isinstance(self.column, str):
+            if self.column not in names:
+                raise unknown("column of Gap", self.column, names)
+            j = names.index(self.column)
+            scale, shift = schema.scale[j], schema.shift[j]
+            above = (self.above - shift) / scale + 1e-9 * max(1.0, abs(self.above / scale))
+            object.__setattr__(out, "place", (j, above))
+        return out
 
     def check(self, model: Any, federation: Any) -> None:
         """Two groups, neither of them empty."""
         _check_class(model, federation, self.of, "Gap")
-        n, schema = federation.features, federation.dataset.schema
-        ok = isinstance(self.column, int) and not isinstance(self.column, bool) and 0 <= self.column < n
+        (j, above), n = self.place or (self.column, self.above), federation.features
+        ok = isinstance(j, int) and not isinstance(j, bool) and 0 <= j < n
         require(ok, "column of Gap", f"the name of a feature, or its number from 0 to {n - 1}", self.column)
-        require(is_number(self.above), "above of Gap", "a number", self.above)
-        j, rows = int(self.column), np.concatenate(federation.rows)
+        require(is_number(above), "above of Gap", "a number", self.above)
+        rows, schema = np.concatenate(federation.rows), federation.dataset.schema
         x = federation.dataset.x[rows][:, [j]]
-        inside = int(np.sum(np.asarray(x > self.above)))
+        inside = int(np.sum(np.asarray(x > above)))
         if inside in (0, len(rows)):
-            name, own = schema.columns[j].name, lambda v: f"{float(v) * schema.scale[j] + schema.shift[j]:.6g}"
+            own = (1.0, 0.0) if self.place is None else (schema.scale[j], schema.shift[j])
+            least, most = (f"{float(v) * own[0] + own[1]:.6g}" for v in (x.min(), x.max()))
             raise DataError(
-                f"rows with column {name!r} above {own(self.above)} must be some but not all for Gap, got {inside} of "
-                f"{len(rows)}: its values are from {own(x.min())} to {own(x.max())}. Choose another column, or `above`."
+                f"rows with column {self.column!r} above {self.above} must be some but not all for Gap, got {inside} "
+                f"of {len(rows)}: its values are from {least} to {most}. Choose another column or another `above`."
             )
 
-    def resolved(self, schema: Any) -> Gap:
-        """By number, and `above` as the feature is scaled; what exceeds it by rounding alone is not above."""
-        if not isinstance(self.column, str):
-            return self
-        names = [column.name for column in schema.columns]
-        if self.column not in names:
-            raise unknown("column of Gap", self.column, names)
-        require(is_number(self.above), "above of Gap", "a number", self.above)
-        j = names.index(self.column)
-        scale, shift = schema.scale[j], schema.shift[j]
-        above = (self.above - shift) / scale + 1e-9 * max(1.0, abs(self.above / scale))
-        return dataclasses.replace(self, column=j, above=above)
-
     def _inside(self, batch: Batch) -> Any:
-        return batch.x[:, self.column] > self.above
+        j, above = self.place or (self.column, self.above)
+        return batch.x[:, j] > above
 
     def tally(self, batch: Batch) -> list[Any]:
         """Rows of the group, and of the others."""
@@ -313,10 +317,10 @@ class Constrained:
         }
 
     def resolved(self, federation: Any) -> Constrained:
-        """The same with columns by number where they were given by name."""
+        """The same that knows where columns given by name are."""
         schema = federation.dataset.schema
-        number = lambda term: term.resolved(schema) if isinstance(term, Gap) else term
-        sums = [Function(tuple((c, number(t)) for c, t in f.terms), f.limit) for f in (self.minimize, *self.subject_to)]
+        placed = lambda term: term.resolved(schema) if isinstance(term, Gap) else term
+        sums = [Function(tuple((c, placed(t)) for c, t in f.terms), f.limit) for f in (self.minimize, *self.subject_to)]
         return dataclasses.replace(self, minimize=sums[0], subject_to=tuple(sums[1:]))
 
     # The functions, taken apart
@@ -612,7 +616,7 @@ def _plain_term(times: float, term: Term) -> dict[str, Any]:
     name = next((name for name, cls in TERMS.items() if type(term) is cls), type(term).__name__)
     out: dict[str, Any] = {"term": name} | ({"times": float(times)} if times != 1 else {})
     if not isinstance(term, PerRow):
-        return out | dataclasses.asdict(term)  # type: ignore[call-overload]
+        return out | {f.name: getattr(term, f.name) for f in dataclasses.fields(term) if f.init}  # type: ignore[arg-type]
     f = term.function
     known_by = f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', repr(f))}"
     return out | {"term": "per_row", "title": term.title, "function": known_by}
