@@ -116,6 +116,9 @@ class Experiment:
         self.problem.check(self.federation)
         loop = _loop(self)
         check_flat(loop.algorithm, self.problem, self.federation)
+        limited, hint = getattr(self.problem, "subject_to", ()), "Use ssca or vertical_ssca, or leave subject_to out."
+        ok, name = not limited or "slack" in loop.algorithm.info, self.algorithm.name
+        require(ok, "algorithm", "one that keeps constraints for this problem", name, hint=hint)
         if loop.algorithm.rows is not None:
             loop.algorithm.rows(self.federation.sizes)
         if self.stop is not None:
