@@ -100,7 +100,7 @@ def _require_partition(
     nobody = [name for j, name in enumerate(columns) if j not in holder]
     if nobody:
         some = ", ".join(map(repr, nobody[:5])) + (", …" if len(nobody) > 5 else "")
-        text = f"blocks must hold all {len(columns)} columns, got {len(nobody)} that nobody holds: {some}"
+        text = f"blocks must have all {len(columns)} columns, got {len(nobody)} that nobody holds: {some}"
         raise InvalidArgument(f"{text}. Give each to a party.")
 
 

@@ -149,7 +149,7 @@ class Gap(Term):
         inside = int(np.sum(np.asarray(x > above)))
         if inside in (0, len(rows)):
             own = (1.0, 0.0) if self.place is None else (schema.scale[j], schema.shift[j])
-            least, most = (f"{float(v) * own[0] + own[1]:.6g}" for v in (x.min(), x.max()))
+            least, most = (f"{round(float(v) * own[0] + own[1], 9):.6g}" for v in (x.min(), x.max()))
             raise DataError(
                 f"rows with column {self.column!r} above {self.above} must be some but not all for Gap, got {inside} "
                 f"of {len(rows)}: its values are from {least} to {most}. Choose another column or another `above`."
