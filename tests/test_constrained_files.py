@@ -272,7 +272,7 @@ def test_a_constrained_file_runs_resumes_and_predicts(command, limited, tmp_path
     )
 
 
-def test_files_joined_by_ids_run_resume_and_predict(command, joined, tmp_path):
+def test_files_joined_by_ids_run_resume_predict_compare_and_tune(command, joined, tmp_path):
     done = command("run", joined, "--out", "whole")
     assert done.code == 0, done.err
     assert "notice: Records that some party lacks were left out: 5 of 60 of lab, 2 of 57 of ward." in done.out
@@ -304,11 +304,11 @@ def test_files_joined_by_ids_run_resume_and_predict(command, joined, tmp_path):
     assert head == "probability of sick,probability of well,label"
     assert [line.split(",")[2] for line in lines] == told["labels"]
 
-
-def test_joined_files_are_compared_and_tuned(command, joined):
-    done = command("compare", joined, joined, "--json")
+    done = command("compare", "whole", joined, "--json")
     assert done.code == 0, done.err
-    assert [row["run"] for row in json.loads(done.out)["runs"]] == ["joined", "joined (2)"]
+    first, second = json.loads(done.out)["runs"]
+    assert (first["run"], second["run"]) == ("joined", "joined (2)")
+    assert first["best"] == second["best"]
     grid = ("--grid", "rate=0.3", "--method", "grid", "--rounds", 6)
     done = command("tune", joined, *grid, "--metric", "held_out.accuracy", "--json")
     assert done.code == 0, done.err
