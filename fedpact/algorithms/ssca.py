@@ -90,11 +90,12 @@ class Broadcast(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """N_i v_i,m, N_i g_i,m and N_i; and this client's own loss and its gradient where those are limited."""
+    """N_i v_i,m, N_i g_i,m and N_i; and this client's number, own loss and its gradient where those are limited."""
 
     values: Any
     gradients: Vector
     weight: Any
+    client: Any
     own_value: Any
     own_gradient: Any
 
@@ -172,23 +173,22 @@ class SSCA(Settings):
         def broadcast(server: ServerState) -> Broadcast:
             return Broadcast(server.w, server.tally)
 
-        def own_loss(w: Vector, rows: Batch) -> tuple[Any, Any]:
-            return (None, None) if caps is None else jax.value_and_grad(task.own_loss)(w, rows)
+        def own_loss(w: Vector, rows: Batch) -> tuple[Any, Any, Any]:
+            return (None, None, None) if caps is None else (rows.client, *jax.value_and_grad(task.own_loss)(w, rows))
 
         def client_step(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Any, ...]:
             rows = drawn(batch, self.batch, key(Purpose.LOCAL), client.place if stream else None)
             values, gradients = task.values_and_gradients(grad, msg.w, rows, msg.tally)
             n = batch.rows
-            value, gradient = own_loss(msg.w, rows)
             place = (client.place + (self.batch or 0)) % jnp.maximum(n.astype(jnp.int32), 1)
             seen = values[0] if model.estimated else 0.0
             notes = Notes(*(jnp.asarray(v, jnp.float64) for v in (rows.rows / n, seen)))
-            return ClientState(place), Upload(n * values, n * gradients, n, value, gradient), notes
+            return ClientState(place), Upload(n * values, n * gradients, n, *own_loss(msg.w, rows)), notes
 
         def server_step(server: ServerState, uploads: Upload, cohort: Any) -> tuple[ServerState, Any]:
             t, w = server.round + 1, server.w
             rho, gamma = step_sizes(self, t, server.shared.b.dtype)
-            total = cohort.sum(uploads._replace(own_value=None, own_gradient=None))
+            total = cohort.sum(uploads._replace(client=None, own_value=None, own_gradient=None))
             many = jnp.where(total.weight > 0, total.weight, 1)
             shared = model.update(server.shared, total.values / many, total.gradients / many, w, rho)  # (9), (14)
             own = None if server.own is None else own_estimates(server.own, w, uploads, cohort, rho)
@@ -206,10 +206,11 @@ class SSCA(Settings):
             return new, info(new, rho, gamma)
 
         def own_estimates(old: Estimates, w: Vector, uploads: Upload, cohort: Any, rho: Any) -> Estimates:
-            """Each client's own loss; who did not take part keeps the estimate it had."""
-            zeros = jax.tree.map(jnp.zeros_like, (old.b, old.a))
-            values, gradients = cohort.put(zeros, (uploads.own_value, uploads.own_gradient))
-            here = cohort.put(jnp.zeros(clients, old.b.dtype), jnp.full(cohort.mask.shape, rho, old.b.dtype))
+            """Each client's own loss, by its number; who did not take part keeps the estimate it had."""
+            who = jnp.where(cohort.mask, uploads.client, clients)  # the rest falls off the end
+            put = lambda a, rows: jnp.zeros_like(a).at[who].set(rows, mode="drop")
+            values, gradients = jax.tree.map(put, (old.b, old.a), (uploads.own_value, uploads.own_gradient))
+            here = put(old.b, rho)
             return update(old, values, gradients, w, here, self.tau)
 
         def info(server: ServerState, rho: Any, gamma: Any) -> Any:

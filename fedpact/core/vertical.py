@@ -97,7 +97,7 @@ class Split(NamedTuple):
     def width(self, layout: Layout) -> int:
         """H, the numbers a record has after the first product."""
         features = sum(map(len, layout.columns))
-        return self.first(jax.eval_shape(lambda: self.model.init(features, jnp.float32))).shape[1]
+        return jax.eval_shape(lambda: self.first(self.model.init(features, jnp.float32))).shape[1]
 
     def first(self, w: Vector) -> Any:
         """(P, H): a row for every column of the data."""
