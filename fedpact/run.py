@@ -99,12 +99,12 @@ class Experiment:
         hint = "A problem that is not JAX's runs there only."
         ok = not native or isinstance(self.engine, HostEngine)
         require(ok, "engine", f'"host" for {type(self.problem).__name__}', type(self.engine).__name__, hint=hint)
-        tested = isinstance(self.engine, HostEngine) and len(self.federation.dataset.test) > 0
+        tested = isinstance(self.engine, (HostEngine, LocalEngine)) and len(self.federation.dataset.test) > 0
         if self.telemetry is None:
-            object.__setattr__(self, "telemetry", "test" if deep and tested else "all")
+            object.__setattr__(self, "telemetry", "test" if deep and tested and not self.algorithm.sips else "all")
         if self.telemetry not in ("all", "test"):
             raise unknown("telemetry", self.telemetry, ("all", "test"))
-        hint = 'It needs the engine "host" and a dataset with a test set, such as mnist.'
+        hint = 'It needs the engine "host" or "local" and a dataset with a test set, such as mnist.'
         require(self.telemetry == "all" or tested, "telemetry", '"all" here', self.telemetry, hint=hint)
         self.participation.check(self.seed, self.rounds, self.federation.clients)
         self.problem.check(self.federation)

@@ -256,7 +256,7 @@ class Constrained:
 
     model: Any
     minimize: Any = field(default_factory=Loss)
-    subject_to: tuple[Any, ...] = ()
+    subject_to: Any = ()
     plain = False  # whether it is a problem without terms, asked through its oracle
 
     def __post_init__(self) -> None:
@@ -359,6 +359,9 @@ class Constrained:
         goal, norm1 = model.weighted(one, gradients, w)
         out = {"objective": share * values[0], "gradient": share * (goal + w.map(lambda v: norm1 * jnp.sign(v)))}
         out |= self.counts(w, batch)
+        goal_part = self.parts[0]
+        if goal_part.rows and (goal_part.norm2 or goal_part.square or goal_part.norm1):
+            out["loss"] = share * means[0]  # what is minimised without the norms
         if not model.constraints:
             return out
         out |= {part.title: share * v for part, v in zip(self.parts[1:], values[1:], strict=True)}
@@ -439,6 +442,10 @@ class Constrained:
     def counts(self, w: Vector, batch: Batch) -> dict[str, Any]:
         """Rows, and rows classified right."""
         return self.model.counts(w, batch)
+
+    def test_value(self, w: Vector, batch: Batch) -> Any:
+        """What is shown of rows nobody trains on: the model's loss."""
+        return self.own_loss(w, batch)
 
     def predict(self, w: Vector, x: Any) -> Any:
         """The model's predictions."""
