@@ -28,6 +28,7 @@ from fedpact.core.errors import DataError, FedpactError, InvalidArgument, requir
 from fedpact.core.participation import Covering, Everyone, Fraction, Independent, Poisson, Schedule
 from fedpact.core.settings import Settings
 from fedpact.core.stop import GradientNorm, Rising, Rule, Seconds, Target, Variance, any_of
+from fedpact.core.vertical import Layout
 from fedpact.engines import ENGINES
 from fedpact.problems import PROBLEMS, Logistic
 from fedpact.run import Experiment
@@ -234,4 +235,5 @@ def settings_table(cls: type) -> list[dict[str, Any]]:
 def needs(cls: type[Settings]) -> dict[str, list[str]]:
     """What each preset of an algorithm needs of the problem beyond a gradient."""
     made = {name: cls.preset(name) for name in cls.presets} or {"defaults": cls()}
-    return {name: sorted(settings.build(Logistic(), 2, 1.0).needs) for name, settings in made.items()}
+    clients = Layout(((0,), (1,)), ("0", "1"), 0) if cls.vertical else 2
+    return {name: sorted(settings.build(Logistic(l2=0), clients, 1.0).needs) for name, settings in made.items()}

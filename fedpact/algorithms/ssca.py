@@ -1,7 +1,7 @@
 """Mini-batch SSCA: successive convex approximation, without or with constraints, for rows spread over clients.
 
 Y. Cui, Y. Li and C. Ye, "Sample-based and Feature-based Federated Learning for Unconstrained and Constrained Nonconvex
-Optimization via Mini-batch SSCA", arXiv 2104.06011. Algorithm 1 (no constraints) and Algorithm 2.
+Optimization via Mini-batch SSCA", arXiv 2104.06011, 2021. Algorithm 1 (no constraints) and Algorithm 2.
 
     min F_0(ω)   s.t.  F_m(ω) ≤ 0,  m = 1..M         F_m = (1/N) Σ_n f_m(ω; x_n), plus norms kept as they are
 
@@ -15,7 +15,7 @@ Server    v_m = Σ N_i v_i,m / Σ N_i,   g_m = Σ N_i g_i,m / Σ N_i
           ω ← (1−γ) ω + γ ω̄                                                                                (5)
           every `patience` rounds, while a slack is left:  c ← growth · c                                  Theorem 2
 
-paper → code:  ω → w, f̂_{m,0} → b, f̂_{m,1} → a, I → clients, U → limit, ρ^(t) = min(1, rho/t^rho_power),
+paper → code:  ω → w, f̂_{m,0} → b, f̂_{m,1} → a, I → clients, ρ^(t) = min(1, rho/t^rho_power),
 γ^(t) = min(1, gamma/t^gamma_power). Without constraints ω̄ = −(a/κ)/(2τ)  (10); for min ‖ω‖² s.t. F(ω) ≤ U it is
 Lemma 1's; otherwise `problems.surrogate` solves it.
 
@@ -54,7 +54,7 @@ from fedpact.problems.approximation import (
     verdict,
 )
 from fedpact.problems.constraints import as_constrained
-from fedpact.problems.training import check_batches, drawn
+from fedpact.problems.training import check_batches, drawn, share
 
 
 class ServerState(NamedTuple):
@@ -163,11 +163,11 @@ class SSCA(Settings):
             return ClientState(jnp.asarray(0, jnp.int32)), Hello(task.tally(batch))
 
         def init(w0: Vector, hellos: Hello) -> ServerState:
-            zeros = jnp.zeros(model.constraints)
-            own = None if caps is None else none_yet(w0, clients)._replace(kappa=jnp.zeros(clients, jnp.float64))
-            tally = jnp.sum(hellos.tally, axis=0)
-            start = none_yet(w0, model.estimated)
-            return ServerState(w0, start, own, zeros, zeros, jnp.asarray(self.penalty), tally, jnp.asarray(0))
+            start, tally = none_yet(w0, model.estimated), jnp.sum(hellos.tally, axis=0)
+            dtype = start.b.dtype
+            own = None if caps is None else none_yet(w0, clients)._replace(kappa=jnp.zeros(clients, dtype))
+            zeros, penalty = jnp.zeros(model.constraints, dtype), jnp.asarray(self.penalty, dtype)
+            return ServerState(w0, start, own, zeros, zeros, penalty, tally, jnp.asarray(0))
 
         def broadcast(server: ServerState) -> Broadcast:
             return Broadcast(server.w, server.tally)
@@ -182,7 +182,7 @@ class SSCA(Settings):
             value, gradient = own_loss(msg.w, rows)
             place = (client.place + (self.batch or 0)) % jnp.maximum(n.astype(jnp.int32), 1)
             seen = values[0] if model.estimated else 0.0
-            notes = Notes(*(jnp.asarray(v, jnp.float64) for v in (rows.rows / n, seen)))
+            notes = Notes(*(jnp.asarray(v, jnp.float64) for v in (share(rows, batch), seen)))
             return ClientState(place), Upload(n * values, n * gradients, n, value, gradient), notes
 
         def server_step(server: ServerState, uploads: Upload, cohort: Any) -> tuple[ServerState, Any]:

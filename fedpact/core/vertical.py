@@ -97,7 +97,7 @@ class Split(NamedTuple):
     def width(self, layout: Layout) -> int:
         """H, the numbers a record has after the first product."""
         features = sum(map(len, layout.columns))
-        return self.first(jax.eval_shape(lambda: self.model.init(features, jnp.float32))).shape[1]
+        return jax.eval_shape(lambda: self.first(self.model.init(features, jnp.float32))).shape[1]
 
     def first(self, w: Vector) -> Any:
         """(P, H): a row for every column of the data."""
@@ -167,7 +167,7 @@ def exchange(
     """
     first = split.first(w)
     dtype = first.dtype
-    columns = [jnp.asarray(c) for c in layout.columns]
+    columns = [jnp.asarray(c, jnp.int32) for c in layout.columns]
     held = [split.inputs(batch.x[:, c], dtype) for c in columns]  # each client's own
     sent = [to_lattice(x @ first[c], len(columns)) for x, c in zip(held, columns, strict=True)]  # Partial
     h = total([p for p, _ in sent], dtype)  # what the closer opens

@@ -85,11 +85,11 @@ class Approximation(NamedTuple):
 
     def minimise(self, w: Vector, shared: Estimates, own: Estimates | None, penalty: Any) -> Minimum:
         """ω̄, with ν and s: closed forms where there are, else the dual."""
+        dtype = shared.b.dtype
         if self.constraints == 0:
-            return Minimum(self._free(shared), jnp.zeros(0), jnp.zeros(0))
-        if self._is_lemma1:
-            return self._lemma1(shared, penalty)
-        return self._general(w, shared, own, penalty)
+            return Minimum(self._free(shared), jnp.zeros(0, dtype), jnp.zeros(0, dtype))
+        found = self._lemma1(shared, penalty) if self._is_lemma1 else self._general(w, shared, own, penalty)
+        return found._replace(multipliers=found.multipliers.astype(dtype), slacks=found.slacks.astype(dtype))
 
     def _free(self, shared: Estimates) -> Vector:
         """(10), with the norms kept exact; a bound on ‖ω‖ scales it."""
@@ -119,7 +119,7 @@ class Approximation(NamedTuple):
         nu = t0 * lemma1(a.norm2(), b, tau, penalty / t0)
         w = a * (-nu / (2 * (t0 + nu * tau)))
         slack = jnp.maximum(b + a.dot(w) + tau * w.norm2(), 0)
-        return Minimum(w, nu[None].astype(jnp.float64), slack[None].astype(jnp.float64))
+        return Minimum(w, nu[None], slack[None])
 
     def _general(self, w: Vector, shared: Estimates, own: Estimates | None, penalty: Any) -> Minimum:
         d = w.size
