@@ -59,12 +59,13 @@ def show(options: argparse.Namespace) -> int:
         print(json_text(about | {"needs": needs(cls)}), end="")
         return 0
     print(box + "\n\nSettings\n" + text_table(settings_table(cls)))
+    width = max(12, *(len(name) + 1 for name in cls.presets))
     print("\nPresets")
     for name, values in cls.presets.items():
-        print(f"  {name:<12}{', '.join(f'{k}={v}' for k, v in values.items()) or '(the defaults)'}")
+        print(f"  {name:<{width}}{', '.join(f'{k}={v}' for k, v in values.items()) or '(the defaults)'}")
     print("\nNeeds of the problem, by preset")
     for name, wanted in needs(cls).items():
-        print(f"  {name:<12}{', '.join(wanted) or 'a gradient alone'}")
+        print(f"  {name:<{width}}{', '.join(wanted) or 'a gradient alone'}")
     return 0
 
 
