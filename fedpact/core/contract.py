@@ -222,4 +222,5 @@ def wire_bytes(message: Any) -> int:
 def standard_measures(problem: Any, w: Any, batch: Batch) -> dict[str, Any]:
     """f_i and its gradient at `w`, and the counts the problem's accuracy needs: what every algorithm reports."""
     value, gradient = problem.value_and_gradient(w, batch)
-    return {"objective": value, "gradient": gradient, **problem.counts(w, batch)}
+    more = problem.more(w, batch) if hasattr(problem, "more") else {}
+    return {"objective": value, "gradient": gradient, **problem.counts(w, batch), **more}

@@ -117,7 +117,7 @@ class Approximation(NamedTuple):
         a = shared.a.map(lambda a: a[0] / shared.kappa)
         b = shared.b[0] / shared.kappa - limit.limit
         nu = t0 * lemma1(a.norm2(), b, tau, penalty / t0)
-        w = a * (-nu / (2 * (t0 + nu * tau)))
+        w = a * (-nu / (2 * (t0 + nu * tau))).astype(shared.b.dtype)
         slack = jnp.maximum(b + a.dot(w) + tau * w.norm2(), 0)
         return Minimum(w, nu[None], slack[None])
 

@@ -359,8 +359,7 @@ class Constrained:
         goal, norm1 = model.weighted(one, gradients, w)
         out = {"objective": share * values[0], "gradient": share * (goal + w.map(lambda v: norm1 * jnp.sign(v)))}
         out |= self.counts(w, batch)
-        goal_part = self.parts[0]
-        if goal_part.rows and (goal_part.norm2 or goal_part.square or goal_part.norm1):
+        if self._normed:
             out["loss"] = share * means[0]  # what is minimised without the norms
         if not model.constraints:
             return out
@@ -442,6 +441,16 @@ class Constrained:
     def counts(self, w: Vector, batch: Batch) -> dict[str, Any]:
         """Rows, and rows classified right."""
         return self.model.counts(w, batch)
+
+    @property
+    def _normed(self) -> bool:
+        goal = self.parts[0]
+        return bool(goal.rows) and any((goal.norm2, goal.square, goal.norm1))
+
+    def more(self, w: Vector, batch: Batch) -> dict[str, Any]:
+        """For methods that know no terms: what is minimised without the norms."""
+        own = Constrained(self.model, self.minimize)
+        return {"loss": own.means(w, batch, own.tally(batch))[0]} if self._normed else {}
 
     def test_value(self, w: Vector, batch: Batch) -> Any:
         """What is shown of rows nobody trains on: the model's loss."""
