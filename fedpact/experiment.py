@@ -235,5 +235,5 @@ def settings_table(cls: type) -> list[dict[str, Any]]:
 def needs(cls: type[Settings]) -> dict[str, list[str]]:
     """What each preset of an algorithm needs of the problem beyond a gradient."""
     made = {name: cls.preset(name) for name in cls.presets} or {"defaults": cls()}
-    clients = Layout(((0,), (1,)), ("0", "1"), 0) if cls.vertical else 2
+    clients: Any = Layout(((0,), (1,)), ("0", "1"), 0) if cls.vertical else 2
     return {name: sorted(settings.build(Logistic(l2=0), clients, 1.0).needs) for name, settings in made.items()}

@@ -90,13 +90,20 @@ class Broadcast(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """N_i v_i,m, N_i g_i,m and N_i; and this client's own loss and its gradient where those are limited."""
+    """N_i v_i,m, N_i g_i,m and N_i; and i, its own loss and the gradient of that where those are limited."""
 
     values: Any
     gradients: Vector
     weight: Any
-    own_value: Any
-    own_gradient: Any
+    own: Any
+
+
+class Own(NamedTuple):
+    """A client's number, its own loss and the gradient of that."""
+
+    client: Any
+    value: Any
+    gradient: Vector
 
 
 class Notes(NamedTuple):
@@ -172,26 +179,25 @@ class SSCA(Settings):
         def broadcast(server: ServerState) -> Broadcast:
             return Broadcast(server.w, server.tally)
 
-        def own_loss(w: Vector, rows: Batch) -> tuple[Any, Any]:
-            return (None, None) if caps is None else jax.value_and_grad(task.own_loss)(w, rows)
+        def own_loss(w: Vector, rows: Batch) -> Own | None:
+            return None if caps is None else Own(rows.client, *jax.value_and_grad(task.own_loss)(w, rows))
 
         def client_step(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Any, ...]:
             rows = drawn(batch, self.batch, key(Purpose.LOCAL), client.place if stream else None)
             values, gradients = task.values_and_gradients(grad, msg.w, rows, msg.tally)
             n = batch.rows
-            value, gradient = own_loss(msg.w, rows)
             place = (client.place + (self.batch or 0)) % jnp.maximum(n.astype(jnp.int32), 1)
             seen = values[0] if model.estimated else 0.0
             notes = Notes(*(jnp.asarray(v, jnp.float64) for v in (share(rows, batch), seen)))
-            return ClientState(place), Upload(n * values, n * gradients, n, value, gradient), notes
+            return ClientState(place), Upload(n * values, n * gradients, n, own_loss(msg.w, rows)), notes
 
         def server_step(server: ServerState, uploads: Upload, cohort: Any) -> tuple[ServerState, Any]:
             t, w = server.round + 1, server.w
             rho, gamma = step_sizes(self, t, server.shared.b.dtype)
-            total = cohort.sum(uploads._replace(own_value=None, own_gradient=None))
+            total = cohort.sum(uploads._replace(own=None))
             many = jnp.where(total.weight > 0, total.weight, 1)
             shared = model.update(server.shared, total.values / many, total.gradients / many, w, rho)  # (9), (14)
-            own = None if server.own is None else own_estimates(server.own, w, uploads, cohort, rho)
+            own = None if server.own is None else own_estimates(server.own, w, uploads.own, cohort, rho)
             found = model.minimise(w, shared, own, server.penalty)  # Problem 2 or 5
             penalty = next_penalty(self, server.penalty, found.slacks, t)
             new = server._replace(
@@ -205,12 +211,12 @@ class SSCA(Settings):
             new = jax.tree.map(lambda a, b: jnp.where(total.weight > 0, a, b), new, server)._replace(round=t)
             return new, info(new, rho, gamma)
 
-        def own_estimates(old: Estimates, w: Vector, uploads: Upload, cohort: Any, rho: Any) -> Estimates:
-            """Each client's own loss; who did not take part keeps the estimate it had."""
-            zeros = jax.tree.map(jnp.zeros_like, (old.b, old.a))
-            values, gradients = cohort.put(zeros, (uploads.own_value, uploads.own_gradient))
-            here = cohort.put(jnp.zeros(clients, old.b.dtype), jnp.full(cohort.mask.shape, rho, old.b.dtype))
-            return update(old, values, gradients, w, here, self.tau)
+        def own_estimates(old: Estimates, w: Vector, told: Own, cohort: Any, rho: Any) -> Estimates:
+            """Each client's own loss, by its number; who did not take part keeps the estimate it had."""
+            place = jnp.where(cohort.mask, told.client, clients)  # beyond the end, where it is dropped
+            put = lambda old, new: jnp.zeros_like(old).at[place].set(new, mode="drop")
+            here = put(old.kappa, jnp.full(place.shape, rho))
+            return update(old, put(old.b, told.value), old.a.map(put, told.gradient), w, here, self.tau)
 
         def info(server: ServerState, rho: Any, gamma: Any) -> Any:
             if not model.constraints:

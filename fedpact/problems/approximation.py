@@ -10,6 +10,7 @@ Every smooth function F_m has an estimate built from the values v and gradients 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -137,7 +138,7 @@ class Approximation(NamedTuple):
             kappa = jnp.where(seen, own.kappa, 1)
             a = jnp.concatenate([a, flat(own.a) / kappa[:, None]])
             b = jnp.concatenate([b, jnp.where(seen, own.b / kappa - jnp.asarray(self.caps), -1.0)])
-            t, ell = t + [self.tau] * len(self.caps), ell + [0.0] * len(self.caps)
+            t, ell = t + list(jnp.where(seen, self.tau, 0.0)), ell + [0.0] * len(self.caps)
         m = self.constraints
         c = jnp.full(m, penalty, jnp.float64)
         if self.bound is not None:
@@ -175,7 +176,8 @@ class Approximation(NamedTuple):
 def flat(a: Vector) -> Any:
     """A stack of trees as a matrix of doubles, one row each."""
     leaves = jax.tree.leaves(a.tree)
-    return jnp.concatenate([leaf.reshape(leaf.shape[0], -1).astype(jnp.float64) for leaf in leaves], axis=1)
+    rows = [leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:])) for leaf in leaves]  # there may be none of them
+    return jnp.concatenate(rows, axis=1).astype(jnp.float64)
 
 
 def unflat(row: Any, like: Vector) -> Vector:

@@ -57,7 +57,7 @@ class Arithmetic:
     __rmul__ = __mul__
 
     def __le__(self, limit: Any) -> Function:
-        return Function(self._terms(), limit)
+        return Function(self._terms(), tuple(limit) if isinstance(limit, list) else limit)
 
 
 class Term(Arithmetic):

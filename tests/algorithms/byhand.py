@@ -251,12 +251,12 @@ def programs(algorithm, problem):
     return _PROGRAMS[place][:4]
 
 
-def play(algorithm, problem, clients, w0, cohorts, seed=0) -> list[Moment]:
+def play(algorithm, problem, clients, w0, cohorts, seed=0, compiled=None) -> list[Moment]:
     """The rounds of `cohorts` (lists of clients; not the first one empty), function by function as in the contract.
 
     Long runs are compiled; short ones run operation by operation, which is quicker than compiling them.
     """
-    with jax.disable_jit(len(cohorts) <= 20):
+    with jax.disable_jit(len(cohorts) <= 20 if compiled is None else not compiled):
         return _play(algorithm, problem, clients, w0, cohorts, jax.random.key(seed))
 
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from conic import conic
+from helpers_conic import conic
 
 from fedpact.core.errors import InvalidArgument
 from fedpact.problems.constraints import solve_surrogate
