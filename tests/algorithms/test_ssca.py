@@ -17,14 +17,15 @@ from scipy.optimize import brentq, minimize
 
 import fedpact as fp
 from fedpact import ClientLoss, Constrained, Gap, Loss, Misses, Norm1, Norm2, PerRow
-from fedpact.algorithms.ssca import SSCA, Broadcast
-from fedpact.core.contract import READS
+from fedpact.algorithms.ssca import SSCA, Broadcast, ClientState
+from fedpact.core.contract import READS, Oracle
 from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArgument
 from fedpact.core.keys import Purpose
 from fedpact.core.vector import Vector
 from fedpact.engines import LocalEngine
 from fedpact.problems.approximation import Approximation, Estimates, next_penalty
 from fedpact.problems.constraints import as_constrained
+from fedpact.run import Experiment
 
 #: ½(w − 2)² on one row, ½(w + 4)² on two: F(w) = (½(w−2)² + (w+4)²)/3, N = 3.
 TWO = ((np.ones((1, 1)), np.array([2.0])), (np.ones((2, 1)), np.array([-4.0, -4.0])))
@@ -454,8 +455,11 @@ def drawn_rows(t, client, d, size, width=12):
 
 
 def test_with_rho_1_of_1_it_is_momentum_sgd():
-    """(11) and (12): v ← (1−ρ)(1−γ^(t−1)) v + ρ/(2τ) Σ N_i/(BN) Σ ∇f,  ω ← ω − γ v. Unequal clients, B = 3."""
-    clients, problem, tau = parts(sizes=(4, 9, 6)), fp.Logistic(l2=0, intercept=True), 0.3
+    """(11) and (12): v ← (1−ρ)(1−γ^(t−1)) v + ρ/(2τ) Σ N_i/(BN) Σ ∇f,  ω ← ω − γ v. Unequal clients, B = 3.
+
+    f_i has β/(2d_i)‖w‖², of which a batch of three has no other share: rows drawn stand for all d_i.
+    """
+    clients, problem, tau = parts(sizes=(4, 9, 6)), fp.Logistic(l2=2.0, intercept=True), 0.3
     s = SSCA(batch=3, tau=tau, rho=1.0, rho_power=0.6, gamma=0.8, gamma_power=0.9)
     w, v, before = np.zeros(4), np.zeros(4), 0.0
     moments = play(built(s, problem, 3), problem, clients, vector(w, True), [range(3)] * 30)
@@ -464,23 +468,12 @@ def test_with_rho_1_of_1_it_is_momentum_sgd():
         g = np.zeros(4)
         for i, (x, y) in enumerate(clients):
             rows = drawn_rows(t, i, len(y), 3)
-            g += len(y) / 19 * byhand.gradient(problem, w, x[rows], y[rows])
+            g += len(y) / 19 * byhand.batch_gradient(problem, w, x, y, rows)
         v = (1 - rho) * (1 - before) * v + rho / (2 * tau) * g
         w, before = w - gamma * v, gamma
         assert relative(flat(moment.after.w), w) <= 1e-12
         assert float(moment.notes[1].gradients) == pytest.approx(3 / 9, rel=1e-15)
-    assert np.linalg.norm(w) > 0.3
-
-
-def test_a_regulariser_divided_by_d_i_stays_so_on_a_batch():
-    """f_i has β/(2d_i)‖w‖²: rows drawn stand for all d_i."""
-    problem, (x, y) = fp.Logistic(l2=2.0, intercept=True), parts()[3]
-    w0 = np.array([0.4, -0.2, 0.1, 0.3])
-    (moment,) = play(built(SSCA(batch=3), problem, 1), problem, [(x, y)], vector(w0, True), [[0]])
-    expected = 12 * byhand.batch_gradient(problem, w0, x, y, drawn_rows(0, 0, 12, 3))
-    upload = moment.uploads[0]
-    assert relative(np.append(upload.gradients.tree["w"][0], upload.gradients.tree["b"][0]), expected) <= 1e-13
-    assert float(upload.weight) == 12
+    assert np.linalg.norm(w) > 0.1
 
 
 def test_what_is_sent_is_a_sum():
@@ -493,25 +486,19 @@ def test_what_is_sent_is_a_sum():
 
 
 def test_one_client_is_the_pooled_data():
-    clients, problem = parts(sizes=(4, 9, 6)), fp.Logistic(l2=0, intercept=True)
-    pooled = tuple(np.concatenate([part[k] for part in clients]) for k in (0, 1))
-    wide = [(pooled[0][:12], pooled[1][:12]), (pooled[0][12:], pooled[1][12:])]
-    s = SSCA(tau=0.3)
-    zero = vector(np.zeros(4), True)
-    spread = play(built(s, problem, 3), problem, clients, zero, [range(3)] * 4)
-    other = play(built(s, problem, 2), problem, wide, zero, [range(2)] * 4)
-    for a, b in zip(spread, other, strict=True):
-        assert relative(flat(a.after.w), flat(b.after.w)) <= 1e-13
+    """Clients of one and of two rows, or one of three."""
+    pooled = [tuple(np.concatenate([part[k] for part in TWO]) for k in (0, 1))]
+    one = play(built(SSCA(tau=0.3), SQUARES, 1), SQUARES, pooled, vector([0.0]), [[0]] * 3)
+    for a, b in zip(two(SSCA(tau=0.3), rounds=3), one, strict=True):
+        assert number(a.after.w) == pytest.approx(number(b.after.w), rel=1e-14)
 
 
 def test_with_rho_and_gamma_1_it_is_gradient_descent_by_1_over_2_tau():
-    w, problem = np.zeros(4), fp.Logistic(l2=0.4, intercept=True)
-    x, y = parts()[3]
-    for moment in play(
-        built(SSCA(tau=0.8, **GRADIENT_STEPS), problem, 1), problem, [(x, y)], vector(w, True), [[0]] * 4
-    ):
-        w = w - byhand.gradient(problem, w, x, y) / 1.6
-        assert relative(flat(moment.after.w), w) <= 1e-12
+    """F′(w) = w + 2."""
+    w = 0.0
+    for moment in two(SSCA(tau=0.8, **GRADIENT_STEPS), rounds=4):
+        w = w - (w + 2) / 1.6
+        assert number(moment.after.w) == pytest.approx(w, rel=1e-14)
 
 
 def test_the_penalty_grows_every_so_often_while_a_slack_is_left():
@@ -532,7 +519,7 @@ def test_least_norm_with_every_client_s_loss_limited():
     """No function that all clients share: min w² s.t. ½(w−2)² ≤ 2 + ε, ½(w+4)² ≤ 8: exact surrogates at τ = ½."""
     problem = Constrained(SQUARES, minimize=Norm2(), subject_to=[ClientLoss() <= [1.125, 15.125]])
     s = SSCA(tau=0.5, penalty=100.0, **GRADIENT_STEPS)
-    (moment,) = two(s, problem, 1)
+    (moment,) = play(built(s, problem, 2), problem, TWO, vector([0.0]), [[0, 1]], compiled=True)
     # ½(w−2)² ≤ 1.125: |w − 2| ≤ 1.5, w ≥ ½;  ½(w+4)² ≤ 15.125: w ≤ 1.5
     assert number(moment.after.w) == pytest.approx(0.5, rel=1e-7)
     np.testing.assert_allclose(moment.after.multipliers, [1.0 / 1.5, 0.0], atol=1e-7)  # 2w = ν(2 − w)
@@ -570,28 +557,34 @@ def test_who_is_away_is_left_out_of_the_means_and_nobody_changes_nothing():
     assert int(after.after.round) == 3
 
 
+def stepping(settings, problem):
+    """One client's step, compiled."""
+    algorithm = built(settings, problem, 2)
+    send = lambda w: Broadcast(vector(w), jnp.asarray([9]))
+    step = jax.jit(lambda msg, state, batch: algorithm.client_step(msg, state, batch, Oracle(problem), key_of(0, 0, 0)))
+    return lambda w, state, batch: step(send(w), state, batch)
+
+
 def test_streams_are_read_in_order():
-    """B = 2 of five rows: 0 1, 2 3, 4 0, … and a client that is away stays where it was."""
-    problem, clients = fp.Logistic(l2=0), (parts(sizes=(5, 4))[0], parts(sizes=(5, 4))[1])
-    algorithm = built(SSCA(batch=2, order="stream"), problem, 2)
-    moments = play(algorithm, problem, clients, vector(np.zeros(3)), [[0, 1], [0], [0, 1], [0]])
-    x, y = clients[0]
-    for moment, rows, place in zip(moments, ([0, 1], [2, 3], [4, 0], [1, 2]), (2, 4, 1, 3), strict=True):
-        sent = np.asarray(moment.uploads[0].gradients.tree["w"][0])
-        assert relative(sent, 5 * byhand.gradient(problem, flat(moment.msg.w), x[rows], y[rows])) <= 1e-13
-        assert int(moment.clients_after[0].place) == place
-    assert [int(moment.clients_after[1].place) for moment in moments] == [2, 2, 0, 0]
+    """B = 2 of five rows: 0 1, 2 3, 4 0, 1 2, …; the regulariser is that of five."""
+    problem, (x, y), w = fp.Logistic(l2=2.0), parts(sizes=(5,))[0], np.array([0.4, -0.2, 0.1])
+    step, state = stepping(SSCA(batch=2, order="stream"), problem), ClientState(jnp.asarray(0, jnp.int32))
+    for rows, place in (([0, 1], 2), ([2, 3], 4), ([4, 0], 1), ([1, 2], 3)):
+        state, upload, notes = step(w, state, byhand.batch(x, y, padding=3))
+        sent = np.asarray(upload.gradients.tree["w"][0])
+        assert relative(sent, 5 * byhand.batch_gradient(problem, w, x, y, rows)) <= 1e-13
+        assert int(state.place) == place
+        assert float(notes.gradients) == pytest.approx(2 / 5)
 
 
 def test_a_short_client_uses_every_row_once():
     """Three rows, batches of five: all of it, in random order or in a stream."""
-    problem, clients = fp.Logistic(l2=0), parts(sizes=(3, 6))
+    problem, (x, y), w = fp.Logistic(l2=2.0), parts(sizes=(3,))[0], np.array([0.4, -0.2, 0.1])
     for order in ("random", "stream"):
-        algorithm = built(SSCA(batch=5, order=order, short=True), problem, 2)
-        for moment in play(algorithm, problem, clients, vector(np.zeros(3)), [[0], [0]]):
-            sent = np.asarray(moment.uploads[0].gradients.tree["w"][0])
-            assert relative(sent, 3 * byhand.gradient(problem, flat(moment.msg.w), *clients[0])) <= 1e-13
-            assert float(moment.notes[0].gradients) == 1
+        step, state = stepping(SSCA(batch=5, order=order, short=True), problem), ClientState(jnp.asarray(2, jnp.int32))
+        _, upload, notes = step(w, state, byhand.batch(x, y, padding=3))
+        assert relative(upload.gradients.tree["w"][0], 3 * byhand.gradient(problem, w, x, y)) <= 1e-13
+        assert float(notes.gradients) == 1
 
 
 def test_resumed_is_uninterrupted(tmp_path, monkeypatch):
@@ -639,19 +632,18 @@ def test_a_constraint_that_is_no_number_at_the_start_is_refused():
 
 
 def test_a_constraint_that_is_no_number_elsewhere_stops_the_run():
-    """Row 2 of client 1, which no check has looked at."""
-    federation = byhand.federation(GROUPS)
-    rare = PerRow(lambda w, batch: jnp.where(batch.x[:, 1] < -1, jnp.nan, 0.0) + 0 * w.tree["w"][0])
-    problem = Constrained(fp.Logistic(l2=0), subject_to=[rare <= 1.0])
+    """Of rows that no check has looked at."""
+    rare = PerRow(lambda w, batch: jnp.where(batch.y < 0, jnp.nan, 0.0) + 0 * w.tree["w"][0])
+    problem = Constrained(SQUARES, minimize=Norm2(), subject_to=[rare <= 1.0])
     with pytest.raises(ClientError, match=r"^round 0, client 1, client_step: .*values is not finite\.$"):
-        fp.run(SSCA(), problem, federation, rounds=2, engine="debug")
+        fp.run(SSCA(), problem, byhand.federation(TWO, ()), rounds=2, engine="debug")
 
 
 def test_stop_rules_read_constraints_slacks_and_the_residual():
     federation = byhand.federation(TWO, ())
     problem = Constrained(SQUARES, minimize=Norm2(), subject_to=[Loss() <= 5.25, ClientLoss() <= 20.0])
     for name in ("constraint_1", "worst_client", "slack", "multiplier_constraint_1", "multiplier_clients", "kkt"):
-        fp.run.__globals__["Experiment"](SSCA(), problem, federation, stop=fp.stop.Target(name, 0.0))
+        Experiment(SSCA(), problem, federation, stop=fp.stop.Target(name, 0.0))
 
 
 # (f) bad arguments
