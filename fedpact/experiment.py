@@ -247,5 +247,4 @@ def needs(cls: type[Settings]) -> dict[str, list[str]]:
     """What each preset of an algorithm needs of the problem beyond a gradient."""
     made = {name: cls.preset(name) for name in cls.presets} or {"defaults": cls()}
     clients: Any = Layout(((0,), (1,)), ("0", "1"), 0) if cls.vertical else 2
-    problem = Logistic(l2=0.0) if cls.vertical else Logistic()
-    return {name: sorted(settings.build(problem, clients, 1.0).needs) for name, settings in made.items()}
+    return {name: sorted(settings.build(Logistic(l2=0), clients, 1.0).needs) for name, settings in made.items()}

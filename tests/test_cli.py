@@ -107,8 +107,8 @@ def test_show_is_complete(command, name):
     for row, field in zip(shown["settings"], dataclasses.fields(cls), strict=True):
         assert row["default"] == field.default
     assert shown["presets"] == {preset: dict(values) for preset, values in cls.presets.items()}
-    problem, clients = fp.Logistic(l2=0.0), Layout(((0,), (1, 2)), ("a", "b"), 1) if cls.vertical else 3
-    built = {preset: cls.preset(preset).build(problem, clients, 0.5) for preset in cls.presets}
+    clients = Layout(((1,), (0, 2)), ("0", "1"), 1) if cls.vertical else 3
+    built = {preset: cls.preset(preset).build(fp.Logistic(l2=0), clients, 0.5) for preset in cls.presets}
     assert shown["needs"] == {preset: sorted(algorithm.needs) for preset, algorithm in built.items()}
     words = command("show", name).out
     for preset, needs in shown["needs"].items():

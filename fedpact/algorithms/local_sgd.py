@@ -1,7 +1,8 @@
 """SGD and momentum SGD with E local steps on small batches: the baselines of mini-batch SSCA.
 
 H. Yu, S. Yang and S. Zhu, "Parallel Restarted SGD with Faster Convergence and Less Communication", AAAI 2019 (β = 0);
-W. Liu, L. Chen, Y. Chen and W. Zhang, "Accelerating Federated Learning via Momentum Gradient Descent", TPDS 2020.
+W. Liu, L. Chen, Y. Chen and W. Zhang, "Accelerating Federated Learning via Momentum Gradient Descent", TPDS 2020. As
+the SSCA paper has them for comparison with its Algorithm 1.
 
 Client i  w_i ← w, v_i ← v;  E times, on B rows drawn anew:  v_i ← β v_i + ∇f_i(w_i; rows),  w_i ← w_i − r_t v_i
           sends N_i w_i, N_i v_i (where β > 0) and N_i
@@ -121,7 +122,7 @@ class LocalSGD(Settings):
             return ClientState(jnp.asarray(0, jnp.int32)), Hello()
 
         def init(w0: Vector, hellos: Hello) -> ServerState:
-            return ServerState(w0, 0.0 * w0 if beta else None, jnp.asarray(0.0))
+            return ServerState(w0, 0.0 * w0 if beta else None, jnp.asarray(0))
 
         def broadcast(server: ServerState) -> Broadcast:
             return Broadcast(server.w, server.v, server.round)

@@ -1,7 +1,7 @@
 """Mini-batch SSCA: successive convex approximation, without or with constraints, for rows spread over clients.
 
 Y. Cui, Y. Li and C. Ye, "Sample-based and Feature-based Federated Learning for Unconstrained and Constrained Nonconvex
-Optimization via Mini-batch SSCA", arXiv 2104.06011. Algorithm 1 (no constraints) and Algorithm 2.
+Optimization via Mini-batch SSCA", arXiv 2104.06011, 2021. Algorithm 1 (no constraints) and Algorithm 2.
 
     min F_0(ω)   s.t.  F_m(ω) ≤ 0,  m = 1..M         F_m = (1/N) Σ_n f_m(ω; x_n), plus norms kept as they are
 
@@ -15,7 +15,7 @@ Server    v_m = Σ N_i v_i,m / Σ N_i,   g_m = Σ N_i g_i,m / Σ N_i
           ω ← (1−γ) ω + γ ω̄                                                                                (5)
           every `patience` rounds, while a slack is left:  c ← growth · c                                  Theorem 2
 
-paper → code:  ω → w, f̂_{m,0} → b, f̂_{m,1} → a, I → clients, U → limit, ρ^(t) = min(1, rho/t^rho_power),
+paper → code:  ω → w, f̂_{m,0} → b, f̂_{m,1} → a, I → clients, ρ^(t) = min(1, rho/t^rho_power),
 γ^(t) = min(1, gamma/t^gamma_power). Without constraints ω̄ = −(a/κ)/(2τ)  (10); for min ‖ω‖² s.t. F(ω) ≤ U it is
 Lemma 1's; otherwise `problems.surrogate` solves it.
 
@@ -54,7 +54,7 @@ from fedpact.problems.approximation import (
     verdict,
 )
 from fedpact.problems.constraints import as_constrained
-from fedpact.problems.training import check_batches, drawn
+from fedpact.problems.training import check_batches, drawn, share
 
 
 class ServerState(NamedTuple):
@@ -90,14 +90,20 @@ class Broadcast(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """N_i v_i,m, N_i g_i,m and N_i; and this client's number, own loss and its gradient where those are limited."""
+    """N_i v_i,m, N_i g_i,m and N_i; and i, its own loss and the gradient of that where those are limited."""
 
     values: Any
     gradients: Vector
     weight: Any
+    own: Any
+
+
+class Own(NamedTuple):
+    """A client's number, its own loss and the gradient of that."""
+
     client: Any
-    own_value: Any
-    own_gradient: Any
+    value: Any
+    gradient: Vector
 
 
 class Notes(NamedTuple):
@@ -164,17 +170,17 @@ class SSCA(Settings):
             return ClientState(jnp.asarray(0, jnp.int32)), Hello(task.tally(batch))
 
         def init(w0: Vector, hellos: Hello) -> ServerState:
-            zeros = jnp.zeros(model.constraints)
-            own = None if caps is None else none_yet(w0, clients)._replace(kappa=jnp.zeros(clients, jnp.float64))
-            tally = jnp.sum(hellos.tally, axis=0)
-            start = none_yet(w0, model.estimated)
-            return ServerState(w0, start, own, zeros, zeros, jnp.asarray(self.penalty), tally, jnp.asarray(0))
+            start, tally = none_yet(w0, model.estimated), jnp.sum(hellos.tally, axis=0)
+            dtype = start.b.dtype
+            own = None if caps is None else none_yet(w0, clients)._replace(kappa=jnp.zeros(clients, dtype))
+            zeros, penalty = jnp.zeros(model.constraints, dtype), jnp.asarray(self.penalty, dtype)
+            return ServerState(w0, start, own, zeros, zeros, penalty, tally, jnp.asarray(0))
 
         def broadcast(server: ServerState) -> Broadcast:
             return Broadcast(server.w, server.tally)
 
-        def own_loss(w: Vector, rows: Batch) -> tuple[Any, Any, Any]:
-            return (None, None, None) if caps is None else (rows.client, *jax.value_and_grad(task.own_loss)(w, rows))
+        def own_loss(w: Vector, rows: Batch) -> Own | None:
+            return None if caps is None else Own(rows.client, *jax.value_and_grad(task.own_loss)(w, rows))
 
         def client_step(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Any, ...]:
             rows = drawn(batch, self.batch, key(Purpose.LOCAL), client.place if stream else None)
@@ -182,16 +188,16 @@ class SSCA(Settings):
             n = batch.rows
             place = (client.place + (self.batch or 0)) % jnp.maximum(n.astype(jnp.int32), 1)
             seen = values[0] if model.estimated else 0.0
-            notes = Notes(*(jnp.asarray(v, jnp.float64) for v in (rows.rows / n, seen)))
-            return ClientState(place), Upload(n * values, n * gradients, n, *own_loss(msg.w, rows)), notes
+            notes = Notes(*(jnp.asarray(v, jnp.float64) for v in (share(rows, batch), seen)))
+            return ClientState(place), Upload(n * values, n * gradients, n, own_loss(msg.w, rows)), notes
 
         def server_step(server: ServerState, uploads: Upload, cohort: Any) -> tuple[ServerState, Any]:
             t, w = server.round + 1, server.w
             rho, gamma = step_sizes(self, t, server.shared.b.dtype)
-            total = cohort.sum(uploads._replace(client=None, own_value=None, own_gradient=None))
+            total = cohort.sum(uploads._replace(own=None))
             many = jnp.where(total.weight > 0, total.weight, 1)
             shared = model.update(server.shared, total.values / many, total.gradients / many, w, rho)  # (9), (14)
-            own = None if server.own is None else own_estimates(server.own, w, uploads, cohort, rho)
+            own = None if server.own is None else own_estimates(server.own, w, uploads.own, cohort, rho)
             found = model.minimise(w, shared, own, server.penalty)  # Problem 2 or 5
             penalty = next_penalty(self, server.penalty, found.slacks, t)
             new = server._replace(
@@ -205,13 +211,12 @@ class SSCA(Settings):
             new = jax.tree.map(lambda a, b: jnp.where(total.weight > 0, a, b), new, server)._replace(round=t)
             return new, info(new, rho, gamma)
 
-        def own_estimates(old: Estimates, w: Vector, uploads: Upload, cohort: Any, rho: Any) -> Estimates:
+        def own_estimates(old: Estimates, w: Vector, told: Own, cohort: Any, rho: Any) -> Estimates:
             """Each client's own loss, by its number; who did not take part keeps the estimate it had."""
-            who = jnp.where(cohort.mask, uploads.client, clients)  # the rest falls off the end
-            put = lambda a, rows: jnp.zeros_like(a).at[who].set(rows, mode="drop")
-            values, gradients = jax.tree.map(put, (old.b, old.a), (uploads.own_value, uploads.own_gradient))
-            here = put(old.b, rho)
-            return update(old, values, gradients, w, here, self.tau)
+            place = jnp.where(cohort.mask, told.client, clients)  # beyond the end, where it is dropped
+            put = lambda old, new: jnp.zeros_like(old).at[place].set(new, mode="drop")
+            here = put(old.kappa, jnp.full(place.shape, rho))
+            return update(old, put(old.b, told.value), old.a.map(put, told.gradient), w, here, self.tau)
 
         def info(server: ServerState, rho: Any, gamma: Any) -> Any:
             if not model.constraints:

@@ -1,10 +1,11 @@
 """SGD and momentum SGD for data split by features: the baselines of feature-based SSCA.
 
 S. Hardy et al., "Private federated learning on vertically partitioned data via entity resolution and additively
-homomorphic encryption", arXiv 1711.10677, extended to I clients and any loss as the SSCA paper does (Remark 3).
+homomorphic encryption", arXiv 1711.10677, 2017, extended to I clients and any loss as the SSCA paper does (Remark 3):
+the baseline of its Algorithm 3.
 
-The messages of a round are those of `vertical_ssca`; with the gradients g of a batch they give
-Server    v ← β v + g,   w ← w − r_t v
+Client i, closer   the messages of `vertical_ssca`: together the gradient g of a batch of B records
+Server             v ← β v + g,   w ← w − r_t v
 
 paper → code:  r^(t) = ā/t^ᾱ → rate / t^rate_power, β̄ → momentum.
 Differs from the paper: no homomorphic encryption; who sees what is said on the page of `vertical_ssca`.
@@ -25,18 +26,17 @@ from fedpact.core.settings import Settings
 from fedpact.core.vector import Vector
 from fedpact.core.vertical import Layout, Split, disclosure, traffic
 from fedpact.problems.approximation import Approximation
-from fedpact.problems.training import drawn
+from fedpact.problems.training import drawn, share
 from fedpact.problems.vertical import as_vertical, check_exchange, check_records, exchanged
 
 
 class ServerState(NamedTuple):
-    """w, v, N with the counts, t, and no multipliers."""
+    """w, v, N with the counts, and t."""
 
     w: Vector
     v: Vector
     tally: Any
     round: Any
-    multipliers: Any
 
 
 class ClientState(NamedTuple):
@@ -119,7 +119,7 @@ class VerticalSGD(Settings):
             return ClientState(jnp.asarray(0, jnp.int32)), Hello(task.tally(batch))
 
         def init(w0: Vector, hellos: Hello) -> ServerState:
-            return ServerState(w0, 0.0 * w0, jnp.sum(hellos.tally, axis=0), jnp.asarray(0.0), jnp.zeros(0))
+            return ServerState(w0, 0.0 * w0, jnp.sum(hellos.tally, axis=0), jnp.asarray(0))
 
         def broadcast(server: ServerState) -> Broadcast:
             return Broadcast(server.w, server.tally)
@@ -127,7 +127,7 @@ class VerticalSGD(Settings):
         def client_step(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Any, ...]:
             rows = drawn(batch, self.batch, key(Purpose.LOCAL))
             values, gradients = exchanged(layout, split, task, msg.w, rows, msg.tally)
-            notes = Notes(*(jnp.asarray(v, jnp.float64) for v in (rows.rows / batch.rows, values[0])))
+            notes = Notes(*(jnp.asarray(v, jnp.float64) for v in (share(rows, batch), values[0])))
             return ClientState(client.rounds + 1), Upload(values, gradients), notes
 
         def server_step(server: ServerState, uploads: Upload, cohort: Any) -> tuple[ServerState, Info]:
@@ -135,8 +135,9 @@ class VerticalSGD(Settings):
             r = (self.rate / (server.round + 1.0) ** self.rate_power).astype(dtype)
             g, _ = goal.weighted([1.0], cohort.sum(uploads).gradients, server.w)
             v = self.momentum * server.v + g
-            new = ServerState(server.w - r * v, v, server.tally, server.round + 1, server.multipliers)
-            return new, Info(r)
+            new = server._replace(w=server.w - r * v, v=v)
+            new = jax.tree.map(lambda a, b: jnp.where(cohort.count > 0, a, b), new, server)
+            return new._replace(round=server.round + 1), Info(r)
 
         def measure(server: ServerState, client: ClientState, batch: Any) -> dict[str, Any]:
             means, gradients = exchanged(layout, split, task, server.w, batch, server.tally)

@@ -1,7 +1,7 @@
 """Mini-batch SSCA for data split by features: clients hold columns of the same records.
 
 Y. Cui, Y. Li and C. Ye, "Sample-based and Feature-based Federated Learning for Unconstrained and Constrained Nonconvex
-Optimization via Mini-batch SSCA", arXiv 2104.06011. Algorithm 3 (no constraints) and Algorithm 4.
+Optimization via Mini-batch SSCA", arXiv 2104.06011, 2021. Algorithm 3 (no constraints) and Algorithm 4.
 
     min F_0(ω)   s.t.  F_m(ω) ≤ 0,     F_m(ω) = (1/N) Σ_n g_m(ω_0, Σ_i h_i(ω_i, x_n,i)),   h_i = x_n,i ω_i        (2)
 
@@ -12,7 +12,7 @@ Client i  ∂F_m/∂ω_i = x_iᵀ δ_m to the server                            
 Server    b_m, a_m, κ and ω̄ as in Algorithms 1 and 2 (`ssca`), from these                                    (23), (25)
           ω ← (1−γ) ω + γ ω̄                                                                                      (18)
 
-paper → code:  ω → w, N^(t) → rows, h_{0,i} → Partial, q_{f,m,0} → Closed, q_{f,m,i} → Block.
+paper → code:  ω → w, N^(t) → rows; of `core.vertical`: h_{0,i} is Partial, q_{f,m,0} is Closed, q_{f,m,i} is Block.
 
 Differs from the paper:
 - step 4: partial sums are sent, J numbers a record, never the products ω_{1,j,p} x_{n,p}; to one client, not to all.
@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from fedpact.core.contract import Algorithm
@@ -46,7 +47,7 @@ from fedpact.problems.approximation import (
     step_sizes,
     verdict,
 )
-from fedpact.problems.training import drawn
+from fedpact.problems.training import drawn, share
 from fedpact.problems.vertical import as_vertical, check_exchange, check_records, exchanged
 
 
@@ -152,9 +153,10 @@ class VerticalSSCA(Settings):
             return ClientState(jnp.asarray(0, jnp.int32)), Hello(task.tally(batch))
 
         def init(w0: Vector, hellos: Hello) -> ServerState:
-            zeros, start = jnp.zeros(model.constraints), none_yet(w0, model.estimated)
-            tally = jnp.sum(hellos.tally, axis=0)
-            return ServerState(w0, start, zeros, zeros, jnp.asarray(self.penalty), tally, jnp.asarray(0))
+            start, tally = none_yet(w0, model.estimated), jnp.sum(hellos.tally, axis=0)
+            dtype = start.b.dtype
+            zeros, penalty = jnp.zeros(model.constraints, dtype), jnp.asarray(self.penalty, dtype)
+            return ServerState(w0, start, zeros, zeros, penalty, tally, jnp.asarray(0))
 
         def broadcast(server: ServerState) -> Broadcast:
             return Broadcast(server.w, server.tally)
@@ -162,7 +164,7 @@ class VerticalSSCA(Settings):
         def client_step(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Any, ...]:
             rows = drawn(batch, self.batch, key(Purpose.LOCAL))
             values, gradients = exchanged(layout, split, task, msg.w, rows, msg.tally)
-            notes = Notes(*(jnp.asarray(v, jnp.float64) for v in (rows.rows / batch.rows, values[0])))
+            notes = Notes(*(jnp.asarray(v, jnp.float64) for v in (share(rows, batch), values[0])))
             return ClientState(client.rounds + 1), Upload(values, gradients), notes
 
         def server_step(server: ServerState, uploads: Upload, cohort: Any) -> tuple[ServerState, Any]:
@@ -174,7 +176,8 @@ class VerticalSSCA(Settings):
             penalty = next_penalty(self, server.penalty, found.slacks, t)
             w = (1 - gamma) * w + gamma * found.w  # (18)
             new = ServerState(w, shared, found.multipliers, found.slacks, penalty, server.tally, t)
-            constrained = (penalty, jnp.sum(found.slacks), *found.multipliers) if model.constraints else ()
+            new = jax.tree.map(lambda a, b: jnp.where(cohort.count > 0, a, b), new, server)._replace(round=t)
+            constrained = (new.penalty, jnp.sum(new.slacks), *new.multipliers) if model.constraints else ()
             return new, Info(rho, gamma, *constrained)
 
         def measure(server: ServerState, client: ClientState, batch: Any) -> dict[str, Any]:

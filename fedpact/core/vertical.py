@@ -167,7 +167,7 @@ def exchange(
     """
     first = split.first(w)
     dtype = first.dtype
-    columns = [jnp.asarray(c) for c in layout.columns]
+    columns = [jnp.asarray(c, jnp.int32) for c in layout.columns]
     held = [split.inputs(batch.x[:, c], dtype) for c in columns]  # each client's own
     sent = [to_lattice(x @ first[c], len(columns)) for x, c in zip(held, columns, strict=True)]  # Partial
     h = total([p for p, _ in sent], dtype)  # what the closer opens

@@ -10,6 +10,7 @@ Every smooth function F_m has an estimate built from the values v and gradients 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -85,11 +86,11 @@ class Approximation(NamedTuple):
 
     def minimise(self, w: Vector, shared: Estimates, own: Estimates | None, penalty: Any) -> Minimum:
         """ω̄, with ν and s: closed forms where there are, else the dual."""
+        dtype = shared.b.dtype
         if self.constraints == 0:
-            return Minimum(self._free(shared), jnp.zeros(0), jnp.zeros(0))
-        if self._is_lemma1:
-            return self._lemma1(shared, penalty)
-        return self._general(w, shared, own, penalty)
+            return Minimum(self._free(shared), jnp.zeros(0, dtype), jnp.zeros(0, dtype))
+        found = self._lemma1(shared, penalty) if self._is_lemma1 else self._general(w, shared, own, penalty)
+        return found._replace(multipliers=found.multipliers.astype(dtype), slacks=found.slacks.astype(dtype))
 
     def _free(self, shared: Estimates) -> Vector:
         """(10), with the norms kept exact; a bound on ‖ω‖ scales it."""
@@ -119,7 +120,7 @@ class Approximation(NamedTuple):
         nu = t0 * lemma1(a.norm2(), b, tau, penalty / t0)
         w = a * (-nu / (2 * (t0 + nu * tau))).astype(shared.b.dtype)
         slack = jnp.maximum(b + a.dot(w) + tau * w.norm2(), 0)
-        return Minimum(w, nu[None].astype(jnp.float64), slack[None].astype(jnp.float64))
+        return Minimum(w, nu[None], slack[None])
 
     def _general(self, w: Vector, shared: Estimates, own: Estimates | None, penalty: Any) -> Minimum:
         d = w.size
@@ -137,7 +138,7 @@ class Approximation(NamedTuple):
             kappa = jnp.where(seen, own.kappa, 1)
             a = jnp.concatenate([a, flat(own.a) / kappa[:, None]])
             b = jnp.concatenate([b, jnp.where(seen, own.b / kappa - jnp.asarray(self.caps), -1.0)])
-            t, ell = t + [self.tau] * len(self.caps), ell + [0.0] * len(self.caps)
+            t, ell = t + list(jnp.where(seen, self.tau, 0.0)), ell + [0.0] * len(self.caps)
         m = self.constraints
         c = jnp.full(m, penalty, jnp.float64)
         if self.bound is not None:
@@ -175,7 +176,8 @@ class Approximation(NamedTuple):
 def flat(a: Vector) -> Any:
     """A stack of trees as a matrix of doubles, one row each."""
     leaves = jax.tree.leaves(a.tree)
-    return jnp.concatenate([leaf.reshape(leaf.shape[0], -1).astype(jnp.float64) for leaf in leaves], axis=1)
+    rows = [leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:])) for leaf in leaves]  # there may be none of them
+    return jnp.concatenate(rows, axis=1).astype(jnp.float64)
 
 
 def unflat(row: Any, like: Vector) -> Vector:

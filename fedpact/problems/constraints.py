@@ -59,7 +59,7 @@ class Arithmetic:
     __rmul__ = __mul__
 
     def __le__(self, limit: Any) -> Function:
-        return Function(self._terms(), limit)
+        return Function(self._terms(), tuple(limit) if isinstance(limit, list) else limit)
 
 
 class Term(Arithmetic):
@@ -351,7 +351,7 @@ class Constrained:
 
     def tally(self, batch: Batch) -> Any:
         """d_i, and this client's part of every count."""
-        return jnp.stack([batch.rows, *(c for term in self.terms for c in term.tally(batch))]).astype(jnp.float64)
+        return jnp.stack([batch.rows, *(c for term in self.terms for c in term.tally(batch))]).astype(jnp.int64)
 
     def means(self, w: Vector, batch: Batch, counts: Any) -> Any:
         """The means over rows in every F_m that is approximated, on this batch."""
@@ -395,7 +395,7 @@ class Constrained:
         self, model: Any, server: Any, batch: Batch, clients: int, means: Any, gradients: Vector
     ) -> dict[str, Any]:
         """The same from the means and their gradients."""
-        w, nu = server.w, server.multipliers
+        w = server.w
         share = batch.rows * clients / server.tally[0]
         values = model.values(means, w)
         one = [1.0] + [0.0] * (len(values) - 1)
@@ -407,7 +407,7 @@ class Constrained:
         if not model.constraints:
             return out
         out |= {part.title: share * v for part, v in zip(self.parts[1:], values[1:], strict=True)}
-        shared = len(values) - 1
+        nu, shared = server.multipliers, len(values) - 1
         slope, l1 = model.weighted([1.0, *nu[:shared]], gradients, w)
         limited = jnp.stack([share * jnp.asarray(v, jnp.float64) for v in values[1:]] or [jnp.zeros(())])[:shared]
         slope = share * slope

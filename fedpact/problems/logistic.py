@@ -50,7 +50,7 @@ class Logistic:
     def losses(self, w: Vector, batch: Batch) -> Any:
         """ln(1+e^z) − b z of every row."""
         z = scores(w, batch.x)
-        return jnp.maximum(z, 0) + jnp.log1p(jnp.exp(-jnp.abs(z))) - batch.y * z
+        return jax.nn.softplus(z) - batch.y * z  # whose derivative is σ(z) − b at z = 0 too
 
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""

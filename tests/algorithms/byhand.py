@@ -18,6 +18,7 @@ import fedpact as fp
 from fedpact.core.contract import Batch, Cohort, Oracle
 from fedpact.core.keys import JOIN_ROUND, Purpose, client_key
 from fedpact.core.vector import Vector
+from fedpact.core.vertical import Layout
 
 SIZES = (4, 9, 6, 12, 9, 4, 6)  # four different ones, so that four buckets differ
 PROBLEM = fp.Logistic(l2=0.5, intercept=True)
@@ -39,6 +40,31 @@ def parts(kind="logistic", sizes=SIZES, features=3, seed=5):
 
 def federation(clients, classes=("0", "1")):
     return fp.data.Federation.from_arrays([(x, y) for x, y in clients], classes=list(classes))
+
+
+class Case(NamedTuple):
+    """What an algorithm of the registry runs on: the problem, the clients' rows, and what `build` is told of them."""
+
+    problem: Any
+    clients: Any
+    given: Any
+
+    @property
+    def federation(self):
+        if isinstance(self.given, int):
+            return federation(self.clients)
+        ((x, y),) = self.clients
+        blocks = [list(columns) for columns in self.given.columns]
+        return fp.data.from_arrays(x, y, classes=["0", "1"]).split_features(blocks=blocks, closer=self.given.closer)
+
+
+@functools.cache
+def case(vertical):
+    """Rows at seven clients; or one client's records, their columns with three parties."""
+    if not vertical:
+        return Case(PROBLEM, parts(), 7)
+    problem = fp.Constrained(fp.Logistic(l2=0, intercept=True))
+    return Case(problem, parts()[3:4], Layout(((2,), (0,), (1,)), ("0", "1", "2"), 1))
 
 
 def batch(x, y, client=0, padding=0, dtype=np.float64):
@@ -201,9 +227,10 @@ def key_of(seed, t, client):
 
 
 @functools.cache
-def built(settings, problem=PROBLEM, clients=7, rate=1.0):
+def built(settings, problem=None, clients=None, rate=1.0):
     """The bundle, made once for the same settings so that its programs are compiled once."""
-    return settings.build(problem, clients, rate)
+    usual = case(settings.vertical)
+    return settings.build(problem or usual.problem, clients or usual.given, rate)
 
 
 _PROGRAMS: dict[tuple[int, Any], Any] = {}
@@ -224,12 +251,12 @@ def programs(algorithm, problem):
     return _PROGRAMS[place][:4]
 
 
-def play(algorithm, problem, clients, w0, cohorts, seed=0) -> list[Moment]:
+def play(algorithm, problem, clients, w0, cohorts, seed=0, compiled=None) -> list[Moment]:
     """The rounds of `cohorts` (lists of clients; not the first one empty), function by function as in the contract.
 
     Long runs are compiled; short ones run operation by operation, which is quicker than compiling them.
     """
-    with jax.disable_jit(len(cohorts) <= 20):
+    with jax.disable_jit(len(cohorts) <= 20 if compiled is None else not compiled):
         return _play(algorithm, problem, clients, w0, cohorts, jax.random.key(seed))
 
 
