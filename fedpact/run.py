@@ -78,6 +78,9 @@ class Experiment:
         hint = "Use dataset.split_features(clients=4)." if wanted else "Use dataset.split(clients=10)."
         name = f"split by {'features' if wanted else 'rows'} for {self.algorithm.name}"
         require(split == wanted, "federation", name, given, hint=hint)
+        kept = self.algorithm.constrains or not getattr(self.problem, "subject_to", ())
+        hint = "Leave subject_to empty, or use ssca; vertical_ssca for data split by features."
+        require(kept, "algorithm", "one that keeps constraints", self.algorithm.name, hint=hint)
         for name in ("rounds", "seed", "evaluate_every", "timing"):
             object.__setattr__(self, name, plain(getattr(self, name)))
         require_positive_int("rounds", self.rounds)
@@ -90,7 +93,8 @@ class Experiment:
             object.__setattr__(self, "precision", "single" if deep else "double")
         if self.engine is None:
             usual = getattr(self.problem, "engine", "local")
-            object.__setattr__(self, "engine", LocalEngine(one_by_one=False) if self.algorithm.sips else usual)
+            sips = self.algorithm.sips and not getattr(self.problem, "native", False)
+            object.__setattr__(self, "engine", LocalEngine(one_by_one=False) if sips else usual)
         if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         object.__setattr__(self, "participation", as_participation(self.participation))
@@ -363,7 +367,7 @@ def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Pat
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
     notices = [*loop.algorithm.notices, *_uncovered(e, loop.algorithm), *verdict, *_worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
-        notices.append(f"The run stopped: {end.where}. {_kept(end.history)}")
+        notices.append(f"The run stopped: {end.where}. {_kept(end.history)}{loop.algorithm.breakdown}")
     label = name or e.algorithm.label
     return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, scores, folder)
 
