@@ -20,6 +20,7 @@ import fedpact as fp
 from fedpact import data
 from fedpact.algorithms import ALGORITHMS
 from fedpact.cli import parser
+from fedpact.core.vertical import Layout
 from fedpact.data.partition import SPLITS
 from fedpact.experiment import SEE
 from fedpact.problems import PROBLEMS
@@ -106,7 +107,8 @@ def test_show_is_complete(command, name):
     for row, field in zip(shown["settings"], dataclasses.fields(cls), strict=True):
         assert row["default"] == field.default
     assert shown["presets"] == {preset: dict(values) for preset, values in cls.presets.items()}
-    built = {preset: cls.preset(preset).build(fp.Logistic(), 3, 0.5) for preset in cls.presets}
+    clients = Layout(((1,), (0, 2)), ("0", "1"), 1) if cls.vertical else 3
+    built = {preset: cls.preset(preset).build(fp.Logistic(l2=0), clients, 0.5) for preset in cls.presets}
     assert shown["needs"] == {preset: sorted(algorithm.needs) for preset, algorithm in built.items()}
     words = command("show", name).out
     for preset, needs in shown["needs"].items():

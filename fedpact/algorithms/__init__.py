@@ -9,13 +9,18 @@ from fedpact.algorithms.fedepm import FedEPM
 from fedpact.algorithms.fedprox import FedProx
 from fedpact.algorithms.fedsgd import FedSGD
 from fedpact.algorithms.inexact_admm import InexactADMM
+from fedpact.algorithms.local_sgd import LocalSGD
 from fedpact.algorithms.scaffold import Scaffold
 from fedpact.algorithms.sfedavg import SFedAvg, SFedProx
+from fedpact.algorithms.ssca import SSCA
+from fedpact.algorithms.vertical_sgd import VerticalSGD
+from fedpact.algorithms.vertical_ssca import VerticalSSCA
 from fedpact.core.errors import unknown
 from fedpact.core.settings import Settings
 
 __all__ = [
     "ALGORITHMS",
+    "SSCA",
     "FedADMM",
     "FedAvg",
     "FedAvgStale",
@@ -24,9 +29,12 @@ __all__ = [
     "FedProxLocal",
     "FedSGD",
     "InexactADMM",
+    "LocalSGD",
     "SFedAvg",
     "SFedProx",
     "Scaffold",
+    "VerticalSGD",
+    "VerticalSSCA",
     "algorithm",
 ]
 
@@ -45,6 +53,10 @@ ALGORITHMS: dict[str, type[Settings]] = {
         FedADMM,
         Scaffold,
         FedSGD,
+        SSCA,
+        LocalSGD,
+        VerticalSSCA,
+        VerticalSGD,
     )
 }
 

@@ -151,7 +151,15 @@ READS: dict[str, Callable[[Any, int], Any]] = {
     "root": lambda total, clients: jnp.sqrt(total),
     "norm": lambda total, clients: total.norm(),
     "optimality": lambda total, clients: total[0].norm2() + total[1],  # of a vector and a number
+    "largest": lambda total, clients: jnp.max(total / clients),
+    "kkt": lambda total, clients: _kkt(**jax.tree.map(lambda a: a / clients, total)),
 }
+
+
+def _kkt(slope: Any, w: Any, l1: Any, values: Any, nu: Any) -> Any:
+    """‖∇L‖ + Σ max(0, F_m) + Σ ν_m |F_m|, `slope` being ∇L without its term l1·‖ω‖₁: 0 exactly at a KKT point."""
+    least = lambda g, v: jnp.where(v != 0, g + l1 * jnp.sign(v), jnp.sign(g) * jnp.maximum(jnp.abs(g) - l1, 0))
+    return slope.map(least, w).norm() + jnp.sum(jnp.maximum(values, 0)) + jnp.sum(nu * jnp.abs(values))
 
 
 class Algorithm(NamedTuple):
@@ -171,6 +179,8 @@ class Algorithm(NamedTuple):
     info: tuple[str, ...] = ()  # the fields of Info
     notes: Mapping[str, str] = {}  # how each field of Notes is read over clients: "sum", "min", "max" or "mean"
     reads: Mapping[str, str] = {}  # how each measure is read over all clients: "mean" unless said, or a key of READS
+    observe: Callable[[Any], Any] | None = None  # what `measure` sees of the server where that is not the broadcast
+    wire: Callable[..., Any] | None = None  # (w, rows): bytes up and down of a round where messages are not those three
     commit: Callable[..., Any] | None = None
     admit: Callable[..., None] | None = None  # (hellos on the host, client numbers): raises for one it cannot work with
     rows: Callable[..., None] | None = None  # (every client's number of rows): raises for what it cannot work with
@@ -178,6 +188,7 @@ class Algorithm(NamedTuple):
     needs: frozenset[str] = frozenset()
     inverts: bool = False  # whether it divides by r_i, which must then be above 0
     notices: tuple[str, ...] = ()  # sentences the reader of a report must see
+    breakdown: str = ""  # what else a number that is not finite may mean
     verdict: Callable[[Any], list[str]] | None = None  # such sentences that only the finished history can tell
 
 
@@ -212,4 +223,5 @@ def wire_bytes(message: Any) -> int:
 def standard_measures(problem: Any, w: Any, batch: Batch) -> dict[str, Any]:
     """f_i and its gradient at `w`, and the counts the problem's accuracy needs: what every algorithm reports."""
     value, gradient = problem.value_and_gradient(w, batch)
-    return {"objective": value, "gradient": gradient, **problem.counts(w, batch)}
+    more = problem.more(w, batch) if hasattr(problem, "more") else {}
+    return {"objective": value, "gradient": gradient, **problem.counts(w, batch), **more}

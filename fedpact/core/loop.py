@@ -105,7 +105,8 @@ class Loop:
         return self.algorithm.measure(msg, client, batch)
 
     def _test_one(self, w: Any, batch: Batch) -> Any:
-        return {"loss": self.problem.value(w, batch) * batch.rows, **self.problem.counts(w, batch)}
+        value = getattr(self.problem, "test_value", None) or (lambda w, b: self.problem.value_and_gradient(w, b)[0])
+        return {"loss": value(w, batch) * batch.rows, **self.problem.counts(w, batch)}
 
     # One round, in its three stages
 
@@ -131,8 +132,8 @@ class Loop:
 
     def _measure_all(self, state: State, data: Any, t: Any) -> dict[str, Any]:
         """Means of f_i and of what the algorithm adds, over all clients."""
-        msg = self.algorithm.broadcast(state.server)
-        sums = self.engine.total(self._measure_one, msg, data, state.clients, where=(t, "measure"))
+        seen = (self.algorithm.observe or self.algorithm.broadcast)(state.server)
+        sums = self.engine.total(self._measure_one, seen, data, state.clients, where=(t, "measure"))
         clients = self.engine.clients_of(data).shape[0]
         row = {"objective": sums.pop("objective") / clients, "gradient": (sums.pop("gradient") / clients).norm2()}
         rows = sums.pop("rows")
@@ -177,7 +178,8 @@ class Loop:
             batch = Batch(x, y, jnp.ones_like(y), jnp.asarray(0, jnp.int32))
             state, hello = self.algorithm.join(w0, batch, client_key(jax.random.key(0), JOIN_ROUND, 0))
             server = self.algorithm.init(w0, jax.tree.map(lambda a: a[None], hello))
-            return self.algorithm.measure(self.algorithm.broadcast(server), state, batch)
+            seen = (self.algorithm.observe or self.algorithm.broadcast)(server)
+            return self.algorithm.measure(seen, state, batch)
 
         if self.telemetry == "all" and getattr(self.problem, "native", False):
             return  # what is not JAX's cannot be traced: a wrong name is found at the start

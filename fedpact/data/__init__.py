@@ -1,4 +1,4 @@
-"""Datasets, and how their rows are dealt to clients."""
+"""Datasets, and how their rows are dealt to clients, or their columns to parties."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 from fedpact.core.errors import unknown
 from fedpact.data.adult import adult
+from fedpact.data.alignment import align
 from fedpact.data.bundled import breast_cancer, diabetes, digits, iris, wine
 from fedpact.data.dataset import Dataset, Schema
+from fedpact.data.features import VerticalFederation
 from fedpact.data.federation import Federation
 from fedpact.data.images import cifar10, fashion_mnist, mnist
 from fedpact.data.public import covtype, qsar, santander, w8a
@@ -20,7 +22,9 @@ __all__ = [
     "Dataset",
     "Federation",
     "Schema",
+    "VerticalFederation",
     "adult",
+    "align",
     "breast_cancer",
     "cifar10",
     "covtype",

@@ -16,6 +16,7 @@ from fedpact.core.errors import DataError, require, require_one_of
 from fedpact.data.schema import Column, Schema
 
 if TYPE_CHECKING:
+    from fedpact.data.features import VerticalFederation
     from fedpact.data.federation import Federation
 
 __all__ = ["Column", "Dataset", "Schema"]
@@ -126,13 +127,32 @@ class Dataset:
     ) -> Federation:
         """Deal the rows to clients; `how` is one of the functions of `fedpact.data.partition`, `options` its own.
 
-        iid; cuts; sizes (sizes=); shards (shards=2); imbalanced; dirichlet (alpha=, least=1); column (column=).
+        iid; cuts; sizes (sizes=); shards (shards=2); imbalanced; dirichlet (alpha=, least=1); column (column=). With
+        how="features" it is `split_features`.
         `holdout` is the fraction of each client's rows that is set aside for testing; the columns are then scaled
         by the training rows of all clients together.
         """
         from fedpact.data.federation import split  # a federation holds a dataset: the import runs the other way
 
         return split(self, clients, how, seed, holdout, options)
+
+    def split_features(
+        self,
+        clients: int | None = None,
+        blocks: Sequence[Any] | None = None,
+        names: Sequence[str] | None = None,
+        closer: int = 0,
+        holdout: float = 0.0,
+        seed: int = 0,
+    ) -> VerticalFederation:
+        """Deal the columns to parties that share the records: in equal runs (`clients`), or as `blocks` says.
+
+        A block is a list of column numbers or names. Party number `closer` has the labels. `holdout` is the fraction of
+        the records that is set aside for testing; the columns are then scaled by the others.
+        """
+        from fedpact.data.features import split_features
+
+        return split_features(self, clients, blocks, names, closer, holdout, seed)
 
 
 def as_sparse(values: Any, what: str) -> Any:
@@ -177,13 +197,13 @@ def require_finite(values: np.ndarray, what: str, names: Sequence[str] = ()) -> 
         raise DataError(f"{what} must be finite, got {values[tuple(bad[0])]} at {place}. Fill it or remove the row.")
 
 
-def require_rows(index: Any, rows: int, name: str) -> np.ndarray:
-    """The indices as 64-bit integers, if each is a row number from 0 to rows − 1."""
+def require_rows(index: Any, rows: int, name: str, kind: str = "row") -> np.ndarray:
+    """The indices as 64-bit integers, if each is a row (or column) number from 0 to rows − 1."""
     array = np.asarray(index)
     whole = array.ndim == 1 and (array.dtype.kind in "iu" or array.size == 0)
-    require(whole, name, "a list of row numbers", index)
+    require(whole, name, f"a list of {kind} numbers", index)
     outside = array[(array < 0) | (array >= rows)]
-    require(outside.size == 0, name, f"row numbers from 0 to {rows - 1}", outside[:1].tolist())
+    require(outside.size == 0, name, f"{kind} numbers from 0 to {rows - 1}", outside[:1].tolist())
     return array.astype(np.int64)
 
 

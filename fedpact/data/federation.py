@@ -142,15 +142,13 @@ def split(
     for option in options:
         if option not in known:
             raise unknown(f"option of the split {how!r}", option, known)
+    if how == "features":
+        return dataset.split_features(clients, holdout=holdout, seed=seed, **options)
     m = int(clients) if isinstance(clients, np.integer) else clients
-    seed = int(seed) if isinstance(seed, np.integer) else seed
-    whole = isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0
-    require(whole, "seed", "an integer of at least 0", seed)
-    require(is_number(holdout) and 0 <= holdout < 1, "holdout", "a fraction in [0, 1)", holdout)
-
+    seed = require_draw(seed, holdout)
     own = np.setdiff1d(np.arange(dataset.rows), dataset.test)  # the dataset's test rows are nobody's
     names, rows = _deal(dataset, own, m, how, np.random.default_rng([seed, PARTITION]), dict(options))
-    kept, held_out = zip(*(_set_aside(part, holdout, seed, i) for i, part in enumerate(rows)), strict=True)
+    kept, held_out = zip(*(set_aside(part, holdout, seed, i) for i, part in enumerate(rows)), strict=True)
     dataset = fitted_on(dataset, np.concatenate(kept)) if any(map(len, held_out)) else dataset
     shown = ", ".join(f"{k}={v}" for k, v in options.items() if k != "sizes")
     text = f"{how}{f' ({shown})' if shown else ''}, {len(rows)} clients, seed {seed}"
@@ -181,7 +179,17 @@ def _deal(
     return (), [own[part] for part in dealt]
 
 
-def _set_aside(rows: np.ndarray, fraction: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
+def require_draw(seed: Any, holdout: Any) -> int:
+    """The seed, if it and the fraction to set aside can be used."""
+    seed = int(seed) if isinstance(seed, np.integer) else seed
+    whole = isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0
+    require(whole, "seed", "an integer of at least 0", seed)
+    require(is_number(holdout) and 0 <= holdout < 1, "holdout", "a fraction in [0, 1)", holdout)
+    return seed
+
+
+def set_aside(rows: np.ndarray, fraction: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """A client's rows to train on and those set aside, drawn from (seed, purpose, client)."""
     count = min(round(fraction * len(rows)), len(rows) - 1)
     if count == 0:
         return rows, rows[:0]

@@ -67,10 +67,16 @@ def line_of(header: Sequence[str], rows: Sequence[Sequence[str]], index: int) ->
 
 
 def code_rows(
-    columns: Sequence[Column], header: Sequence[str], rows: Sequence[Sequence[str]], where: str, hint: str
+    columns: Sequence[Column],
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    where: str,
+    hint: str,
+    keep: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """The columns (N, n) before scaling; other columns of the file are ignored."""
-    coded = np.empty((len(rows), len(columns)))
+    """The columns (N, n) before scaling, of the rows `keep` (default: all); other columns of the file are ignored."""
+    keep = range(len(rows)) if keep is None else keep
+    coded = np.empty((len(keep), len(columns)))
     for j, column in enumerate(columns):
         if column.read_from not in header:
             raise UnknownName(
@@ -78,10 +84,11 @@ def code_rows(
                 f"{', '.join(header)}.{nearest(column.read_from, header)}"
             )
         k = header.index(column.read_from)
-        coded[:, j] = column.code([row[k] for row in rows])
+        coded[:, j] = column.code([rows[i][k] for i in keep])
         bad = np.flatnonzero(~np.isfinite(coded[:, j]))
         if bad.size:
-            raise column.refusal(rows[bad[0]][k], f"{where}, line {line_of(header, rows, bad[0])}", hint)
+            i = keep[bad[0]]
+            raise column.refusal(rows[i][k], f"{where}, line {line_of(header, rows, i)}", hint)
     return coded
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def from_csv(
     classes, sorted (numbers by value). Dropped columns remain usable in `split(how="column", column=…)`.
     """
     header, rows = read_rows(path)
-    drop, categorical = _names("drop", drop), _names("categorical", categorical)
+    drop, categorical = column_names("drop", drop), column_names("categorical", categorical)
     for argument, names in (("target", [target]), ("drop", drop), ("categorical", categorical)):
         for name in names:
             if name not in header:
@@ -94,24 +94,39 @@ def from_csv(
     require_one_of("task", task, TASKS)
     require_one_of("coding", coding, CODINGS)
 
-    columns = []
-    cells = dict(zip(header, zip(*rows, strict=True), strict=True))
-    for name in header:
-        if name in categorical and name not in drop:
-            columns += _coded(name, tuple(sorted(set(cells[name]) - {""})), coding)
-        elif name != target and name not in drop:
-            columns.append(Column(name, "number"))
+    keep = range(len(rows))
+    columns, coded, raw = code_table(header, rows, str(path), keep, {target, *drop}, categorical, coding)
     require(columns, "drop", "fewer columns, so that a feature is left", drop)
-    hint = "Add the column to `categorical` to code its values, or to `drop` to leave it out."
-    coded = code_rows(columns, header, rows, str(path), hint)
-    y, classes = _target(target, header, rows, task, str(path))
-    numbers = {column.name: coded[:, j] for j, column in enumerate(columns) if column.kind == "number"}
-    raw = {name: numbers[name] if name in numbers else np.array(cells[name], dtype=object) for name in header}
+    y, classes = code_target(target, header, rows, str(path), keep, task)
     name = Path(path).stem
     return scaled_dataset(name, columns, coded, y, scale=scale, target=target, classes=classes, raw=raw)
 
 
-def _names(argument: str, given: Any) -> list[str]:
+def code_table(
+    header: list[str],
+    rows: list[list[str]],
+    path: str,
+    keep: Sequence[int],
+    skip: Collection[str],
+    categorical: Collection[str],
+    coding: str,
+) -> tuple[list[Column], np.ndarray, dict[str, np.ndarray]]:
+    """Features, their cells (N, n) before scaling, and every column as it was read, of the rows `keep` of a file."""
+    columns = []
+    cells = {name: [rows[i][k] for i in keep] for k, name in enumerate(header)}
+    for name in header:
+        if name in categorical and name not in skip:
+            columns += _coded(name, tuple(sorted(set(cells[name]) - {""})), coding)
+        elif name not in skip:
+            columns.append(Column(name, "number"))
+    hint = "Add the column to `categorical` to code its values, or to `drop` to leave it out."
+    coded = code_rows(columns, header, rows, path, hint, keep)
+    numbers = {column.name: coded[:, j] for j, column in enumerate(columns) if column.kind == "number"}
+    raw = {name: numbers[name] if name in numbers else np.array(cells[name], dtype=object) for name in header}
+    return columns, coded, raw
+
+
+def column_names(argument: str, given: Any) -> list[str]:
     """Names of columns from what users write: one, or a list."""
     names = [given] if isinstance(given, str) else given
     ok = isinstance(names, Sequence | np.ndarray) and all(isinstance(name, str) for name in names)
@@ -125,10 +140,11 @@ def _coded(name: str, categories: tuple[str, ...], coding: str) -> list[Column]:
     return [Column(f"{name}={category}", "indicator", categories, name, category) for category in categories]
 
 
-def _target(
-    target: str, header: list[str], rows: list[list[str]], task: str, path: str
+def code_target(
+    target: str, header: list[str], rows: list[list[str]], path: str, keep: Sequence[int], task: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    cells = [row[header.index(target)] for row in rows]
+    """y and the names of its classes, of the rows `keep` of a file; no names for a regression target."""
+    cells = [rows[i][header.index(target)] for i in keep]
     column = Column(target, "number")
     values = column.code(cells)
     number = np.isfinite(values)
@@ -137,7 +153,7 @@ def _target(
     bad = [i for i, cell in enumerate(cells) if cell == "" or not (labels or number[i])]
     if bad:
         hint = 'Correct it; task="classification" reads every value as a class.'
-        raise column.refusal(cells[bad[0]], f"{path}, line {line_of(header, rows, bad[0])}", hint)
+        raise column.refusal(cells[bad[0]], f"{path}, line {line_of(header, rows, keep[bad[0]])}", hint)
     if task == "regression" or (not labels and len(np.unique(values)) > MOST_CLASSES):
         return values, ()
     keys = values if number.all() else np.array(cells)

@@ -28,8 +28,17 @@ from fedpact.engines.stacked import Stacked, kept_dtype
 BUCKET_COST = 1500
 #: Clients of at least this many bytes step one after the other (measured: the kernels' launches against their work).
 ONE_BY_ONE = 2**20
+#: Test rows that are looked at together.
+TEST_ROWS = 500
 #: Gathering a cohort's rows pays only below this share of everyone's; above it everyone steps and the rest is masked.
 WORTH_GATHERING = 0.5
+
+
+class Data(NamedTuple):
+    """The clients' rows in buckets of like sizes, and the dataset's own test rows in blocks, where it has any."""
+
+    buckets: tuple[Batch, ...]
+    test: Batch | None
 
 
 class Capacities(NamedTuple):
@@ -43,13 +52,15 @@ class Capacities(NamedTuple):
 class LocalEngine(Stacked):
     """Vectorised simulation. `chunk` clients at a time at most (None: as many as `memory` bytes allow).
 
-    `sparse`: whether sparse features stay sparse (None: where that is faster).
+    `sparse`: whether sparse features stay sparse (None: where that is faster). `one_by_one`: whether clients step one
+    after the other (None: where they are large; false suits those who draw a few of many rows).
     """
 
     chunk: int | None = None
     memory: int = 512 * 2**20
     buckets: int = 6
     sparse: bool | None = None
+    one_by_one: bool | None = None
     compiled, eager, first_block = True, False, 2
 
     def __post_init__(self) -> None:
@@ -57,7 +68,8 @@ class LocalEngine(Stacked):
             require_positive_int("chunk", self.chunk)
         require_positive_int("buckets", self.buckets)
         require(is_number(self.memory) and self.memory > 0, "memory", "a number of bytes above 0", self.memory)
-        require(self.sparse in (None, True, False), "sparse", "True, False or None", self.sparse)
+        for name in ("sparse", "one_by_one"):
+            require(getattr(self, name) in (None, True, False), name, "True, False or None", getattr(self, name))
 
     def load(self, federations: Sequence[Any], dtype: Any) -> tuple[np.ndarray, Any]:
         """Lay the clients' rows out. Returns each trial's order of clients, (trials, m), and the data.
@@ -68,10 +80,11 @@ class LocalEngine(Stacked):
         order = np.argsort(sizes, axis=1, kind="stable")
         widths = np.take_along_axis(sizes, order, axis=1).max(axis=0)
         keep = self._sparse(federations[0])
-        data = tuple(
+        buckets = tuple(
             _bucket(federations, order[:, lo:hi], widths[hi - 1], dtype, keep)
             for lo, hi in bucket_bounds(widths, self.buckets)
         )
+        data = Data(buckets, _tested(federations, dtype))
         return order, data if len(federations) > 1 else jax.tree.map(lambda a: a[0], data)
 
     def _sparse(self, federation: Any) -> bool:
@@ -85,27 +98,30 @@ class LocalEngine(Stacked):
 
     def clients_of(self, data: Any) -> Any:
         """The client numbers by position."""
-        return jnp.concatenate([batch.client for batch in data])
+        return jnp.concatenate([batch.client for batch in data.buckets])
 
     def one_client(self, data: Any) -> Batch:
         """The rows of the first client, to learn a message's shape from."""
-        return jax.tree.map(lambda a: a[0], data[0])
+        return jax.tree.map(lambda a: a[0], data.buckets[0])
 
     def map(self, f: Callable[..., Any], data: Any, rows: Any, cohort: Cohort | None, where: tuple[Any, str]) -> Any:
         """f(batch, row) for every client of the cohort (None: everyone), stacked in the cohort's order."""
         outs, begin, first = [], 0, 0
-        for b, batch in enumerate(data):
+        for b, batch in enumerate(data.buckets):
             length = batch.client.shape[0]
             inside = None if cohort is None or cohort.slots is None else cohort.slots[b] - first
             size = length if inside is None else inside.shape[0]
             mine = jax.tree.map(lambda a, b=begin, s=size: a[b : b + s], rows)
-            if cohort is not None and _bytes_each(batch) >= ONE_BY_ONE:
+            if cohort is not None and self._alone(batch):
                 outs.append(_one_by_one(f, batch, mine, inside, cohort.mask[begin : begin + size]))
             else:
                 batch = batch if inside is None else jax.tree.map(lambda a, s=inside: a[s], batch)
                 outs.append(self._vectorised(f, batch, mine))
             begin, first = begin + size, first + length
         return jax.tree.map(lambda *parts: jnp.concatenate(parts), *outs) if len(outs) > 1 else outs[0]
+
+    def _alone(self, batch: Batch) -> bool:
+        return _bytes_each(batch) >= ONE_BY_ONE if self.one_by_one is None else self.one_by_one
 
     def _vectorised(self, f: Callable[..., Any], batch: Batch, rows: Any) -> Any:
         size = batch.client.shape[0]
@@ -114,6 +130,12 @@ class LocalEngine(Stacked):
             return jax.vmap(f)(batch, rows)
         return jax.lax.map(lambda pair: f(*pair), (batch, rows), batch_size=chunk)
 
+    def test(self, f: Callable[..., Any], w: Any, data: Any) -> Any:
+        """The sums of f(w, batch) over the dataset's own test rows, a block at a time; None where it has none."""
+        if data.test is None:
+            return None
+        return jax.tree.map(lambda a: jnp.sum(a, axis=0), jax.lax.map(lambda batch: f(w, batch), data.test))
+
     def capacities(self, data: Any, largest: int, trials: bool) -> Capacities | None:
         """Room for a round of `largest` clients in each bucket, or None when stepping everyone is as cheap.
 
@@ -121,10 +143,10 @@ class LocalEngine(Stacked):
         with everyone's slots instead.
         """
         axis = 1 if trials else 0
-        if not trials and all(_bytes_each(batch) >= ONE_BY_ONE for batch in data):
+        if not trials and all(self._alone(batch) for batch in data.buckets):
             return None  # who does not take part is skipped; where trials are vectorised nobody can be
-        whole = np.array([batch.client.shape[axis] for batch in data])
-        widths = np.array([batch.y.shape[axis + 1] for batch in data])
+        whole = np.array([batch.client.shape[axis] for batch in data.buckets])
+        widths = np.array([batch.y.shape[axis + 1] for batch in data.buckets])
         mean = whole * largest / whole.sum()
         sizes = np.minimum(np.ceil(mean + 8 * np.sqrt(mean) + 4).astype(int), np.minimum(whole, largest))
         if np.sum(sizes * widths) > WORTH_GATHERING * np.sum(whole * widths):
@@ -170,6 +192,26 @@ def _bucket(federations: Sequence[Any], order: np.ndarray, width: int, dtype: An
         stacked = sparse.stack(matrices, width, dtype)
         features = jax.tree.map(lambda a: a.reshape(*order.shape, *a.shape[1:]), stacked)
     return jax.tree.map(jnp.asarray, Batch(features, y, weight, order.astype(np.int32)))
+
+
+def _tested(federations: Sequence[Any], dtype: Any) -> Batch | None:
+    """The datasets' test rows, (trials, blocks, TEST_ROWS, …), filled up with rows of weight 0."""
+    if not all(len(federation.dataset.test) for federation in federations):
+        return None
+    blocks = -(-max(len(federation.dataset.test) for federation in federations) // TEST_ROWS)
+    parts = []
+    for federation in federations:
+        dataset, rows = federation.dataset, federation.dataset.test
+        own = dataset.x[rows].toarray() if scipy.sparse.issparse(dataset.x) else dataset.x[rows]
+
+        def filled(values: Any, kind: Any) -> np.ndarray:
+            out = np.zeros((blocks * TEST_ROWS, *values.shape[1:]), kind)
+            out[: len(values)] = values
+            return out.reshape(blocks, TEST_ROWS, *values.shape[1:])
+
+        y, weight = filled(dataset.y[rows], dtype), filled(np.ones(len(rows)), dtype)
+        parts.append(Batch(filled(own, kept_dtype(federation, dtype)), y, weight, np.zeros(blocks, np.int32)))
+    return jax.tree.map(lambda *each: jnp.asarray(np.stack(each)), *parts)
 
 
 def bucket_bounds(widths: np.ndarray, most: int) -> list[tuple[int, int]]:

@@ -48,7 +48,7 @@ class Stacked:
         return jax.tree.map(lambda a: jnp.sum(a, axis=0), each)
 
     def test(self, f: Callable[..., Any], w: Any, data: Any) -> None:
-        """The dataset's own test rows are looked at by the engine `host` only."""
+        """The dataset's own test rows are looked at by the engines `local` and `host` only."""
         return
 
 

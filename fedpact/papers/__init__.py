@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpact.core.errors import require
-from fedpact.papers import fedadmm, fedepm, inexact_admm
+from fedpact.papers import fedadmm, fedepm, inexact_admm, ssca
 from fedpact.papers.study import DECIDING, Study, source_digest
 
 __all__ = ["PAPERS", "redraw"]
@@ -17,6 +17,7 @@ PAPERS: dict[str, dict[str, Any]] = {
     "fedepm": fedepm.FIGURES,
     "inexact_admm": inexact_admm.FIGURES,
     "fedadmm": fedadmm.FIGURES,
+    "ssca": ssca.FIGURES,
 }
 
 

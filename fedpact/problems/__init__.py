@@ -1,8 +1,9 @@
 """Problems: the model, its loss and gradient, and what else is known about them."""
 
+from fedpact.problems.constraints import ClientLoss, Constrained, Gap, Loss, Misses, Norm1, Norm2, PerRow
 from fedpact.problems.least_squares import LeastSquares
 from fedpact.problems.logistic import Logistic
-from fedpact.problems.network import CNN1, CNN2, Network, TwoLayer, from_equinox, from_flax
+from fedpact.problems.network import CNN1, CNN2, Network, Softmax, TwoLayer, from_equinox, from_flax
 from fedpact.problems.nonconvex_logistic import NonconvexLogistic
 from fedpact.problems.optimum import Optimum, optimum
 
@@ -10,11 +11,20 @@ __all__ = [
     "CNN1",
     "CNN2",
     "PROBLEMS",
+    "ClientLoss",
+    "Constrained",
+    "Gap",
     "LeastSquares",
     "Logistic",
+    "Loss",
+    "Misses",
     "Network",
     "NonconvexLogistic",
+    "Norm1",
+    "Norm2",
     "Optimum",
+    "PerRow",
+    "Softmax",
     "TwoLayer",
     "from_equinox",
     "from_flax",
@@ -29,4 +39,6 @@ PROBLEMS = {
     "two_layer": TwoLayer,
     "cnn1": CNN1,
     "cnn2": CNN2,
+    "softmax": Softmax,
+    "constrained": Constrained,
 }

@@ -25,8 +25,8 @@ LEAST_CHANNELS = 16
 
 
 def dense(a: Any, layer: Any) -> Any:
-    """a W + b."""
-    return a @ layer["w"] + layer["b"]
+    """a W + b, or without the b where the layer has none."""
+    return a @ layer["w"] + layer["b"] if "b" in layer else a @ layer["w"]
 
 
 def neighbourhoods(images: Any, size: int) -> Any:

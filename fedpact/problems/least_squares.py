@@ -28,6 +28,7 @@ class LeastSquares:
     intercept: bool = False
 
     classifies = False
+    first = ("w",)  # where the weights are that meet the features
     quadratic = True  # ∇f_i is affine: exact local solvers apply
 
     def __post_init__(self) -> None:
@@ -43,6 +44,10 @@ class LeastSquares:
 
     def _penalty(self, rows: Any) -> Any:
         return self.l2 / rows if self.divide else self.l2
+
+    def losses(self, w: Vector, batch: Batch) -> Any:
+        """Half the squared error of every row."""
+        return (scores(w, batch.x) - batch.y) ** 2 / 2
 
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""

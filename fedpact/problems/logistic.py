@@ -30,6 +30,7 @@ class Logistic:
     intercept: bool = False
 
     classifies = True  # predictions are probabilities of class 1
+    first = ("w",)  # where the weights are that meet the features
 
     def __post_init__(self) -> None:
         require(is_number(self.l2) and self.l2 >= 0, "l2", "a number of at least 0", self.l2, symbol="β")
@@ -45,6 +46,11 @@ class Logistic:
 
     def _penalty(self, rows: Any) -> Any:
         return self.l2 / rows if self.divide else self.l2
+
+    def losses(self, w: Vector, batch: Batch) -> Any:
+        """ln(1+e^z) − b z of every row."""
+        z = scores(w, batch.x)
+        return jax.nn.softplus(z) - batch.y * z  # whose derivative is σ(z) − b at z = 0 too
 
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""

@@ -24,7 +24,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpact.core.contract import Batch
-from fedpact.core.errors import DataError, InvalidArgument, is_number, require, require_flags, require_positive_int
+from fedpact.core.errors import (
+    DataError,
+    InvalidArgument,
+    is_number,
+    require,
+    require_flags,
+    require_one_of,
+    require_positive_int,
+)
 from fedpact.core.vector import Vector
 from fedpact.problems.layers import block, dense
 
@@ -81,23 +89,29 @@ class Classifier:
                 )
         return Vector(jax.tree.map(lambda a: jnp.asarray(a, dtype), tree))
 
+    def inputs_of(self, x: Any, dtype: Any) -> Any:
+        """Pixels divided by 255 and normalised; numbers as they are."""
+        return (x.astype(dtype) / 255 - self.mean) / self.std if x.dtype == jnp.uint8 else x.astype(dtype)
+
     def _inputs(self, x: Any, dtype: Any) -> Any:
-        images = x.reshape(x.shape[0], *self.shape)
-        if x.dtype == jnp.uint8:
-            return (images.astype(dtype) / 255 - self.mean) / self.std
-        return images.astype(dtype)
+        return self.inputs_of(x, dtype).reshape(x.shape[0], *self.shape)
 
     def scores(self, w: Vector, x: Any) -> Any:
         """The network's outputs, one a class, before any softmax."""
         return self._apply(w.tree, self._inputs(x, jax.tree.leaves(w.tree)[0].dtype))
 
-    def value(self, w: Vector, batch: Batch) -> Any:
-        """f_i(w)."""
+    def losses(self, w: Vector, batch: Batch) -> Any:
+        """The cross-entropy of every row."""
         z = self.scores(w, batch.x)
         z = jax.nn.softmax(z) if self.softmax else z
         labels = batch.y.astype(jnp.int32)
-        loss = jax.nn.logsumexp(z, axis=1) - jnp.take_along_axis(z, labels[:, None], axis=1)[:, 0]
-        return jnp.sum(batch.weight * loss) / batch.rows
+        return jax.nn.logsumexp(z, axis=1) - jnp.take_along_axis(z, labels[:, None], axis=1)[:, 0]
+
+    def value(self, w: Vector, batch: Batch) -> Any:
+        """f_i(w)."""
+        return jnp.sum(batch.weight * self.losses(w, batch)) / batch.rows
+
+    test_value = value  # without the gradient
 
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""
@@ -123,7 +137,10 @@ class Classifier:
         raise NotImplementedError
 
 
-def _uniform(key: Any, shape: tuple[int, ...], inputs: int) -> Any:
+ACTIVATIONS = {"relu": jax.nn.relu, "swish": jax.nn.silu}
+
+
+def _uniform(key: Any, shape: tuple[int, ...], inputs: float) -> Any:
     """U(±1/√fan_in)."""
     return jax.random.uniform(key, shape, jnp.float32, -1, 1) / np.float32(math.sqrt(inputs))
 
@@ -200,11 +217,16 @@ class CNN2(Classifier):
 
 @dataclass(frozen=True)
 class TwoLayer(Classifier):
-    """One hidden layer with ReLU."""
+    """One hidden layer; the SSCA paper's: hidden=128, activation="swish", bias=False, start=0.0869, mean=0, std=1."""
+
+    first = ("hidden", "w")  # where the weights are that meet the features
 
     inputs: int = 784
     hidden: int = 200
     classes: int = 10
+    activation: str = "relu"  # or "swish", z/(1+e^{−z})
+    bias: bool = True
+    start: float | None = None  # weights from U(±start); None: ±1/√fan_in
     softmax: bool = False
     mean: float = 0.1307
     std: float = 0.3081
@@ -213,6 +235,10 @@ class TwoLayer(Classifier):
         self._check_common()
         require_positive_int("inputs", self.inputs)
         require_positive_int("hidden", self.hidden)
+        require_one_of("activation", self.activation, ACTIVATIONS)
+        require_flags(self, "bias")
+        ok = self.start is None or (is_number(self.start) and self.start > 0)
+        require(ok, "start", "above 0, or left out", self.start)
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -222,13 +248,46 @@ class TwoLayer(Classifier):
     def _init(self, key: Any) -> Any:
         keys = jax.random.split(key, 4)
         n, h, c = self.inputs, self.hidden, self.classes
-        return {
-            "hidden": {"w": _uniform(keys[0], (n, h), n), "b": _uniform(keys[1], (h,), n)},
-            "output": {"w": _uniform(keys[2], (h, c), h), "b": _uniform(keys[3], (c,), h)},
-        }
+        fan = lambda inputs: inputs if self.start is None else 1 / self.start**2
+        tree = {"hidden": {"w": _uniform(keys[0], (n, h), fan(n))}, "output": {"w": _uniform(keys[2], (h, c), fan(h))}}
+        if self.bias:
+            tree["hidden"]["b"] = _uniform(keys[1], (h,), fan(n))
+            tree["output"]["b"] = _uniform(keys[3], (c,), fan(h))
+        return tree
 
     def _apply(self, tree: Any, images: Any) -> Any:
-        return dense(jax.nn.relu(dense(images, tree["hidden"])), tree["output"])
+        return dense(ACTIVATIONS[self.activation](dense(images, tree["hidden"])), tree["output"])
+
+
+@dataclass(frozen=True)
+class Softmax(Classifier):
+    """Multinomial logistic regression: scores W x, plus b where there is a bias. Starts at 0."""
+
+    first = ("w",)
+
+    inputs: int = 784
+    classes: int = 10
+    bias: bool = False
+    mean: float = 0.0
+    std: float = 1.0
+    softmax = False
+
+    def __post_init__(self) -> None:
+        self._check_common()
+        require_positive_int("inputs", self.inputs)
+        require_flags(self, "bias")
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Rows as they are."""
+        return (self.inputs,)
+
+    def _init(self, key: Any) -> Any:
+        tree = {"w": jnp.zeros((self.inputs, self.classes))}
+        return tree | ({"b": jnp.zeros(self.classes)} if self.bias else {})
+
+    def _apply(self, tree: Any, images: Any) -> Any:
+        return dense(images, tree)
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,8 @@ class TorchNetwork(Classifier):
         with torch.no_grad():
             return np.asarray(self._loss(*self._tensors(batch)).item())
 
+    test_value = value  # without the gradient
+
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""
         self._load(w)

@@ -96,6 +96,28 @@ def _part(batch: Batch, order: Any, k: Any, size: int) -> Batch:
     return Batch(batch.x[rows], batch.y[rows], weight * (batch.rows / jnp.sum(weight)), batch.client)
 
 
+def drawn(batch: Batch, size: int | None, key: Any, place: Any = None) -> Batch:
+    """`size` rows without replacement, or from `place` on in the order they came; all of them for None.
+
+    They stand for all d_i, as those of `_part` do. Of a client with fewer rows every one is drawn once.
+    """
+    if size is None or size >= batch.y.shape[0]:
+        return batch
+    if place is None:
+        chance = jnp.where(batch.weight > 0, jax.random.uniform(key, batch.weight.shape, jnp.float32), -1)
+        rows = lax.top_k(chance, size)[1]
+        weight = batch.weight[rows]
+    else:
+        rows = (place + jnp.arange(size)) % jnp.maximum(batch.rows.astype(place.dtype), 1)
+        weight = jnp.where(jnp.arange(size) < batch.rows, batch.weight[rows], 0)
+    return Batch(batch.x[rows], batch.y[rows], weight * (batch.rows / jnp.sum(weight)), batch.client)
+
+
+def share(rows: Batch, batch: Batch) -> Any:
+    """How much of a client's rows those drawn are."""
+    return jnp.sum(rows.weight > 0) / jnp.sum(batch.weight > 0)
+
+
 def local_epochs(key: Any, most: int, vary: bool) -> Any:
     """E_i: E, or drawn from 1, …, E for every client and round."""
     return jax.random.randint(key, (), 1, most + 1) if vary else jnp.asarray(most)

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import brentq, minimize
 
 import fedpact as fp
 from fedpact.core.contract import Batch, Cohort, Oracle
 from fedpact.core.keys import JOIN_ROUND, Purpose, client_key
 from fedpact.core.vector import Vector
+from fedpact.core.vertical import Layout
 
 SIZES = (4, 9, 6, 12, 9, 4, 6)  # four different ones, so that four buckets differ
 PROBLEM = fp.Logistic(l2=0.5, intercept=True)
@@ -39,6 +42,31 @@ def parts(kind="logistic", sizes=SIZES, features=3, seed=5):
 
 def federation(clients, classes=("0", "1")):
     return fp.data.Federation.from_arrays([(x, y) for x, y in clients], classes=list(classes))
+
+
+class Case(NamedTuple):
+    """What an algorithm of the registry runs on: the problem, the clients' rows, and what `build` is told of them."""
+
+    problem: Any
+    clients: Any
+    given: Any
+
+    @property
+    def federation(self):
+        if isinstance(self.given, int):
+            return federation(self.clients)
+        ((x, y),) = self.clients
+        blocks = [list(columns) for columns in self.given.columns]
+        return fp.data.from_arrays(x, y, classes=["0", "1"]).split_features(blocks=blocks, closer=self.given.closer)
+
+
+@functools.cache
+def case(vertical):
+    """Rows at seven clients; or one client's records, their columns with three parties."""
+    if not vertical:
+        return Case(PROBLEM, parts(), 7)
+    problem = fp.Constrained(fp.Logistic(l2=0, intercept=True))
+    return Case(problem, parts()[3:4], Layout(((2,), (0,), (1,)), ("0", "1", "2"), 1))
 
 
 def batch(x, y, client=0, padding=0, dtype=np.float64):
@@ -126,6 +154,41 @@ def lipschitz(problem, x):
     return largest / d + problem.l2 / (d if problem.divide else 1)
 
 
+# The least norm below a cross-entropy
+
+
+@functools.cache
+def rows_of_three_classes():
+    """Thirty rows at three clients of 6, 8 and 16; no weights separate the classes."""
+    rng = np.random.default_rng(11)
+    x = rng.normal(size=(30, 4))
+    y = np.argmax(x @ rng.normal(size=(4, 3)) + 1.5 * rng.normal(size=(30, 3)), axis=1).astype(float)
+    return tuple(zip(np.split(x, [6, 14]), np.split(y, [6, 14]), strict=True))
+
+
+def entropy(w, clients):
+    """The mean cross-entropy over all rows and its gradient, in NumPy."""
+    x, y = (np.concatenate([part[k] for part in clients]) for k in (0, 1))
+    z = x @ w.reshape(4, 3)
+    q = np.exp(z - z.max(axis=1, keepdims=True))
+    q /= q.sum(axis=1, keepdims=True)
+    right = np.eye(3)[y.astype(int)]
+    return -np.mean(np.log(np.sum(right * q, axis=1))), (x.T @ (q - right) / len(y)).ravel()
+
+
+@functools.cache
+def smallest(limit):
+    """(λ, ω) with ω = argmin F + λ‖ω‖² (32) and F(ω) = limit: by KKT the minimiser of ‖ω‖² below it, ν = 1/λ."""
+    clients = rows_of_three_classes()
+
+    def best(lam):
+        goal = lambda w: (entropy(w, clients)[0] + lam * w @ w, entropy(w, clients)[1] + 2 * lam * w)
+        return minimize(goal, np.zeros(12), jac=True, method="BFGS", options={"gtol": 1e-12}).x
+
+    lam = math.exp(brentq(lambda v: entropy(best(math.exp(v)), clients)[0] - limit, -8, 3, xtol=1e-13))
+    return lam, best(lam)
+
+
 # FedEPM
 
 
@@ -201,9 +264,10 @@ def key_of(seed, t, client):
 
 
 @functools.cache
-def built(settings, problem=PROBLEM, clients=7, rate=1.0):
+def built(settings, problem=None, clients=None, rate=1.0):
     """The bundle, made once for the same settings so that its programs are compiled once."""
-    return settings.build(problem, clients, rate)
+    usual = case(settings.vertical)
+    return settings.build(problem or usual.problem, clients or usual.given, rate)
 
 
 _PROGRAMS: dict[tuple[int, Any], Any] = {}
@@ -224,12 +288,12 @@ def programs(algorithm, problem):
     return _PROGRAMS[place][:4]
 
 
-def play(algorithm, problem, clients, w0, cohorts, seed=0) -> list[Moment]:
+def play(algorithm, problem, clients, w0, cohorts, seed=0, compiled=None) -> list[Moment]:
     """The rounds of `cohorts` (lists of clients; not the first one empty), function by function as in the contract.
 
     Long runs are compiled; short ones run operation by operation, which is quicker than compiling them.
     """
-    with jax.disable_jit(len(cohorts) <= 20):
+    with jax.disable_jit(len(cohorts) <= 20 if compiled is None else not compiled):
         return _play(algorithm, problem, clients, w0, cohorts, jax.random.key(seed))
 
 

@@ -11,11 +11,11 @@ from fedpact.engines import LocalEngine, local
 
 @functools.cache
 def _run(settings, engine, options):
-    problem, clients = byhand.PROBLEM, byhand.parts()
+    case = byhand.case(settings.vertical)
     with pytest.MonkeyPatch.context() as patch:
         if isinstance(engine, LocalEngine) and engine.buckets > 1:
             patch.setattr(local, "BUCKET_COST", 0)  # at these sizes one bucket would always be cheapest
-        return fp.run(settings, problem, byhand.federation(clients), engine=engine, **dict(options))
+        return fp.run(settings, case.problem, case.federation, engine=engine, **dict(options))
 
 
 @pytest.fixture(scope="session")

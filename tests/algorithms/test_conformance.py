@@ -41,6 +41,10 @@ SMALL = {
     "fedadmm": {"epochs": 2, "vary": False, "rate": 0.05},
     "scaffold": {"epochs": 2, "rate": 0.05},
     "fedsgd": {"rate": 0.05},
+    "ssca": {"tau": 0.5},
+    "local_sgd": {"steps": 2, "momentum": 0.5},
+    "vertical_ssca": {"tau": 0.5},
+    "vertical_sgd": {"momentum": 0.5},
 }
 #: Batches drawn from a client's rows. (Runs with noise are compared in test_fedepm.)
 RANDOM = {
@@ -49,15 +53,25 @@ RANDOM = {
     "fedadmm-batch": fp.FedADMM(
         epochs=2, batch=3, short=True, weights="rows", start="local", message="augmented", rho=1
     ),
+    "ssca-batch": fp.SSCA(batch=3, tau=0.5),
+    "local_sgd-batch": fp.LocalSGD(steps=2, batch=3, momentum=0.5),
+    "vertical_ssca-batch": fp.VerticalSSCA(batch=5, tau=0.5),
 }
 SETTINGS = {name: cls(**SMALL.get(name, {})) for name, cls in ALGORITHMS.items()}
 COHORTS = ((0, 2, 5), (1, 2, 3, 6), (4,), (), (0, 1, 2, 3, 4, 5, 6), (3, 6))
-OPTIONS = {"participation": COHORTS, "rounds": len(COHORTS)}
+#: Of data split by features there is one client, which is all parties.
+TOGETHER = tuple((0,) if chosen else () for chosen in COHORTS)
 ONE = LocalEngine(buckets=1)
 ZERO = vector(np.zeros(4), intercept=True)
 
 each = pytest.mark.parametrize("name", ALGORITHMS)
-each_and_random = pytest.mark.parametrize("settings", [*SETTINGS.values(), *RANDOM.values()], ids=[*SETTINGS, *RANDOM])
+each_and_random = pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, id=name, marks=[pytest.mark.drill] * (name in RANDOM and settings.sips))
+        for name, settings in (SETTINGS | RANDOM).items()
+    ],
+)
 with_presets = pytest.mark.parametrize(
     ("name", "preset"), [(n, p) for n, cls in ALGORITHMS.items() for p in (None, *cls.presets)]
 )
@@ -66,6 +80,21 @@ with_presets = pytest.mark.parametrize(
 def quick(name, *these):
     """One of these in every run of the tests, the others in the drills."""
     return name if name in these else pytest.param(name, marks=pytest.mark.drill)
+
+
+def cohorts_of(settings):
+    return TOGETHER if settings.vertical else COHORTS
+
+
+def options_of(settings):
+    return {"participation": cohorts_of(settings), "rounds": len(COHORTS)}
+
+
+def played(settings, cohorts=None, order=None):
+    """The literal loop on what the algorithm runs on, its clients in another order where one is given."""
+    case = byhand.case(settings.vertical)
+    clients = case.clients if order is None else [case.clients[i] for i in order]
+    return play(built(settings), case.problem, clients, ZERO, cohorts or [range(len(clients))])
 
 
 def module_of(name):
@@ -79,7 +108,7 @@ def rounds():
 
     def of(name):
         if name not in cache:
-            cache[name] = play(built(SETTINGS[name]), PROBLEM, parts(), ZERO, [range(7)])[0]
+            cache[name] = played(SETTINGS[name])[0]
         return cache[name]
 
     return of
@@ -214,6 +243,8 @@ def test_there_is_no_print_clock_or_file_in_it(name):
 @each_and_random
 def test_the_functions_are_pure(settings):
     """Traced twice, the same program with the same constants: nothing comes from a clock, a counter or a global."""
+    case = byhand.case(settings.vertical)
+    many_are, problem = len(case.clients), case.problem
     bundle, data, key = built(settings), byhand.batch(*parts()[3], client=3), key_of(3, 0, 3)
 
     def traced(f, *args):
@@ -225,14 +256,14 @@ def test_the_functions_are_pure(settings):
         return jax.eval_shape(f, *args)
 
     is_key = lambda a: jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
-    many = lambda tree: jax.tree.map(lambda a: jax.ShapeDtypeStruct((7, *a.shape), a.dtype), tree)
+    many = lambda tree: jax.tree.map(lambda a: jax.ShapeDtypeStruct((many_are, *a.shape), a.dtype), tree)
     client, hello = traced(lambda w, b: bundle.join(w, b, key), ZERO, data)
     server = traced(bundle.init, ZERO, many(hello))
     msg = traced(bundle.broadcast, server)
-    state, upload, _ = traced(lambda m, c, b: bundle.client_step(m, c, b, Oracle(PROBLEM), key), msg, client, data)
-    cohort = Cohort(None, jnp.ones(7, bool))
+    state, upload, _ = traced(lambda m, c, b: bundle.client_step(m, c, b, Oracle(problem), key), msg, client, data)
+    cohort = Cohort(None, jnp.ones(many_are, bool))
     after, _ = traced(bundle.server_step, server, many(upload), cohort)
-    traced(bundle.measure, msg, client, data)
+    traced(bundle.measure, server if bundle.observe else msg, client, data)
     shapes = lambda tree: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
     assert shapes(state) == shapes(client)
     assert shapes(after) == shapes(server)
@@ -274,14 +305,18 @@ def size(message):
 
 @each
 def test_bytes_are_participants_times_message_sizes(name, run_once, rounds):
-    bundle, moment = built(SETTINGS[name]), rounds(name)
+    settings, bundle, moment = SETTINGS[name], built(SETTINGS[name]), rounds(name)
     hello = bundle.join(ZERO, byhand.batch(*parts()[0]), key_of(0, JOIN_ROUND, 0))[1]
-    history = run_once(SETTINGS[name], ONE, **OPTIONS).history
-    took_part = np.cumsum([0, *map(len, COHORTS)])
+    history = run_once(settings, ONE, **options_of(settings)).history
+    took_part = np.cumsum([0, *map(len, cohorts_of(settings))])
     assert size(moment.uploads[0]) > 0
-    assert history.column("participants").tolist() == [0, *map(len, COHORTS)]
-    np.testing.assert_array_equal(history.column("bytes_up"), 7 * size(hello) + took_part * size(moment.uploads[0]))
-    np.testing.assert_array_equal(history.column("bytes_down"), took_part * size(moment.msg))
+    assert history.column("participants").tolist() == [0, *map(len, cohorts_of(settings))]
+    up, down = size(moment.uploads[0]), size(moment.msg)
+    if bundle.wire is not None:  # by hand in test_vertical_ssca
+        up, down = bundle.wire(ZERO, 12)
+    everyone = len(byhand.case(settings.vertical).clients)
+    np.testing.assert_array_equal(history.column("bytes_up"), everyone * size(hello) + took_part * up)
+    np.testing.assert_array_equal(history.column("bytes_down"), took_part * down)
     each_note = float(moment.notes[0].gradients)
     np.testing.assert_allclose(history.column("gradients"), took_part * each_note, rtol=1e-12)
 
@@ -291,11 +326,12 @@ def test_bytes_are_participants_times_message_sizes(name, run_once, rounds):
 
 def leaves_of_a_run(bundle, dtype, participation):
     """Types of everything that lives through a round, in the loop that runs it; nothing is computed."""
-    loop = Loop(bundle, PROBLEM, ONE, Never(), 1, False)
-    order, data = ONE.load([byhand.federation(parts())], dtype)
-    root, start = jax.random.key(0), PROBLEM.init(3, dtype)
+    case = byhand.case(ALGORITHMS[bundle.name].vertical)
+    loop = Loop(bundle, case.problem, ONE, Never(), 1, False)
+    order, data = ONE.load([case.federation], dtype)
+    root, start, most = jax.random.key(0), case.problem.init(3, dtype), participation.capacity(len(case.clients))
     carry, hellos, _ = jax.eval_shape(loop.start, start, data, root)
-    cohorts = draw(participation, 0, 0, 2, 2, order[0], ONE.capacities(data, participation.capacity(7), False)).cohorts
+    cohorts = draw(participation, 0, 0, 2, 2, order[0], ONE.capacities(data, most, False)).cohorts
     after, _ = jax.eval_shape(loop.block, carry, data, cohorts, np.int64(2), np.float64(0), root)
     first = jax.tree.map(lambda a: a[0], cohorts)
     sent = jax.eval_shape(lambda s, d: loop.client_stage(s.server, s.clients, d, first, 0, root), carry.state, data)
@@ -316,6 +352,8 @@ def test_a_run_stays_in_its_precision(name, preset, dtype):
     cls = ALGORITHMS[name]
     if preset in ("noiseless", "lipschitz") and dtype is np.float64:
         return  # in double precision the defaults and the paper's say it all
+    if cls.sips and preset not in (None, *list(cls.presets)[:1]):
+        return  # which differ in numbers alone
     settings = cls(**SMALL.get(name, {})) if preset is None else cls.preset(preset)
     participation = Everyone() if dtype is np.float64 else Fraction(0.4)  # a slot for everyone, or gathered
     for what, tree in leaves_of_a_run(built(settings), dtype, participation).items():
@@ -337,12 +375,14 @@ def test_numbers_of_numpy_are_numbers(name):
 
 
 def check(bundle, run, moments, clients):
-    """A run's model and telemetry against the literal loop's models, measured by hand."""
+    """A run's model and telemetry against the literal loop's models, measured by hand. SSCA's F_0 is over all rows."""
+    problem = byhand.case(True).problem.model if ALGORITHMS[bundle.name].vertical else PROBLEM
+    weights = [len(y) if bundle.name == "ssca" else 1 for _, y in clients]
     assert relative(flat(run.model.w), flat(bundle.model(moments[-1].after))) <= 1e-12
     for t, moment in enumerate(moments):
         w = flat(bundle.model(moment.after))
-        f = np.mean([byhand.value(PROBLEM, w, x, y) for x, y in clients])
-        g = np.mean([byhand.gradient(PROBLEM, w, x, y) for x, y in clients], axis=0)
+        f = np.average([byhand.value(problem, w, x, y) for x, y in clients], weights=weights)
+        g = np.average([byhand.gradient(problem, w, x, y) for x, y in clients], axis=0, weights=weights)
         right = [np.mean((np.column_stack([x, np.ones(len(x))]) @ w > 0) == (y > 0.5)) * len(y) for x, y in clients]
         row = {name: run.history.column(name)[t + 1] for name in run.history.columns}
         assert row["objective"] == pytest.approx(f, rel=1e-12)
@@ -356,16 +396,22 @@ def check(bundle, run, moments, clients):
 @each_and_random
 def test_the_local_engine_runs_the_literal_loop(settings, run_once):
     """Clients of unequal sizes, laid out by size and padded; nobody in one of the rounds."""
-    bundle = built(settings)
-    check(bundle, run_once(settings, ONE, **OPTIONS), play(bundle, PROBLEM, parts(), ZERO, COHORTS), parts())
+    run, clients = run_once(settings, ONE, **options_of(settings)), byhand.case(settings.vertical).clients
+    check(built(settings), run, played(settings, cohorts_of(settings)), clients)
 
 
-@pytest.mark.parametrize("name", ["fedepm", "scaffold", "fedsgd", "fedavg-epochs", "fedadmm-batch"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("fedepm", "scaffold", "fedsgd", "fedavg-epochs", "fedadmm-batch"),
+        *(pytest.param(name, marks=pytest.mark.drill) for name in ("ssca-batch", "local_sgd-batch")),
+    ],
+)
 def test_the_host_engine_runs_the_literal_loop(name):
     """Two clients at a time, states made when first needed, uploads added up where a sum will do."""
     settings = (SETTINGS | RANDOM)[name]
     bundle = built(settings)
-    run = fp.run(settings, PROBLEM, byhand.federation(parts()), engine=HostEngine(at_once=2), **OPTIONS)
+    run = fp.run(settings, PROBLEM, byhand.federation(parts()), engine=HostEngine(at_once=2), **options_of(settings))
     check(bundle, run, play(bundle, PROBLEM, parts(), ZERO, COHORTS), parts())
 
 
@@ -374,30 +420,31 @@ def test_the_host_engine_runs_the_literal_loop(name):
 )
 def test_the_debug_engine_runs_the_literal_loop(name):
     settings = (SETTINGS | RANDOM)[name]
-    clients, cohorts = parts(sizes=(12, 12, 12)), ((0, 2), (1,), ())
-    run = fp.run(
-        settings, PROBLEM, byhand.federation(clients), engine=DebugEngine(), participation=cohorts, rounds=len(cohorts)
-    )
-    bundle = built(settings, PROBLEM, len(clients))
-    check(bundle, run, play(bundle, PROBLEM, clients, ZERO, cohorts), clients)
+    case, cohorts = byhand.Case(PROBLEM, parts(sizes=(12, 12, 12)), 3), ((0, 2), (1,), ())
+    if settings.vertical:
+        case, cohorts = byhand.case(True), ((0,), (0,), ())
+    run = fp.run(settings, case.problem, case.federation, engine=DebugEngine(), participation=cohorts, rounds=3)
+    bundle = built(settings, case.problem, case.given)
+    check(bundle, run, play(bundle, case.problem, case.clients, ZERO, cohorts), case.clients)
 
 
 @each_and_random
 def test_the_seed_decides_a_run(settings, run_once):
-    again = fp.run(settings, PROBLEM, byhand.federation(parts()), engine=ONE, **OPTIONS)
-    np.testing.assert_array_equal(flat(again.model.w), flat(run_once(settings, ONE, **OPTIONS).model.w))
+    case, options = byhand.case(settings.vertical), options_of(settings)
+    again = fp.run(settings, case.problem, case.federation, engine=ONE, **options)
+    np.testing.assert_array_equal(flat(again.model.w), flat(run_once(settings, ONE, **options).model.w))
     if settings in RANDOM.values():
-        other = fp.run(settings, PROBLEM, byhand.federation(parts()), engine=ONE, seed=1, **OPTIONS)
+        other = fp.run(settings, case.problem, case.federation, engine=ONE, seed=1, **options)
         assert np.all(flat(other.model.w) != flat(again.model.w))
 
 
 @each
 def test_the_order_of_the_clients_does_not_matter(name):
     """With everyone and no randomness the server's model is the same beyond rounding."""
-    order = [3, 6, 0, 5, 1, 4, 2]
-    bundle = built(SETTINGS[name])
-    a = play(bundle, PROBLEM, parts(), ZERO, [range(7)] * 2)[-1]
-    b = play(bundle, PROBLEM, [parts()[i] for i in order], ZERO, [range(7)] * 2)[-1]
+    settings, bundle = SETTINGS[name], built(SETTINGS[name])
+    order = [0] if settings.vertical else [3, 6, 0, 5, 1, 4, 2]  # of the parties: in test_vertical_ssca
+    a = played(settings, [range(len(order))] * 2)[-1]
+    b = played(settings, [range(len(order))] * 2, order)[-1]
     assert relative(flat(bundle.model(b.after)), flat(bundle.model(a.after))) <= 1e-13
     for place, i in enumerate(order):
         for one, other in zip(jax.tree.leaves(a.uploads[i]), jax.tree.leaves(b.uploads[place]), strict=True):
@@ -406,7 +453,7 @@ def test_the_order_of_the_clients_does_not_matter(name):
 
 @each
 def test_it_makes_progress(name, run_once):
-    objective = run_once(SETTINGS[name], ONE, **OPTIONS).history.column("objective")
+    objective = run_once(SETTINGS[name], ONE, **options_of(SETTINGS[name])).history.column("objective")
     assert np.all(np.isfinite(objective))
     assert objective[-1] < objective[0]
     assert objective[4] == pytest.approx(objective[3], rel=1e-12)  # nobody took part

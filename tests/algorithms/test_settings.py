@@ -43,6 +43,11 @@ ALGORITHMS = {
     ("fedavg", "step", math.inf): "step (γ) must be ",
     ("fedavg", "scale", 0): "scale must be above 0, got 0.",
     ("fedavg", "weights", "row"): "weights must be one of rows, uniform, got 'row'. Did you mean 'rows'?",
+    ("ssca", "tau", 0): "tau (τ) must be above 0, got 0.",
+    ("ssca", "order", "steam"): "order must be one of random, stream, got 'steam'. Did you mean 'stream'?",
+    ("local_sgd", "momentum", 1): "momentum (β) must be in [0, 1), got 1.",
+    ("vertical_ssca", "batch", 1): "batch (B) must be at least 2, got 1.",
+    ("vertical_sgd", "collection", "one-step"): "collection must be \"two-step\", got 'one-step'.",
 }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 
 import fedpact as fp
 from fedpact.core.contract import Cohort
@@ -25,6 +28,7 @@ class Clients:
 
     def __init__(self, sizes=SIZES):
         self.sizes, self.clients, self.features = np.array(sizes), len(sizes), 2
+        self.dataset = SimpleNamespace(test=())
 
     def client(self, i):
         rows = np.arange(float(self.sizes[i]))
@@ -39,7 +43,7 @@ def cheap_buckets(monkeypatch):
 def test_one_bucket_holds_everyone_by_size(cheap_buckets):
     order, data = LocalEngine(buckets=1).load([Clients()], np.float64)
     assert order.tolist() == [ORDER]
-    (batch,) = data
+    (batch,) = data.buckets
     assert batch.x.shape == (7, 7, 2)
     assert batch.client.tolist() == ORDER
     for slot, i in enumerate(ORDER):
@@ -55,9 +59,9 @@ def test_one_bucket_holds_everyone_by_size(cheap_buckets):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_four_buckets_waste_less(cheap_buckets, dtype):
     order, data = LocalEngine(buckets=4).load([Clients()], dtype)
-    assert [batch.client.tolist() for batch in data] == [[6], [1, 3], [4, 0], [2, 5]]
-    assert [batch.y.shape[1] for batch in data] == [1, 2, 5, 7]
-    assert {leaf.dtype for batch in data for leaf in (batch.x, batch.y, batch.weight)} == {np.dtype(dtype)}
+    assert [batch.client.tolist() for batch in data.buckets] == [[6], [1, 3], [4, 0], [2, 5]]
+    assert [batch.y.shape[1] for batch in data.buckets] == [1, 2, 5, 7]
+    assert {leaf.dtype for batch in data.buckets for leaf in (batch.x, batch.y, batch.weight)} == {np.dtype(dtype)}
     engine = LocalEngine(buckets=4)
     assert engine.clients_of(data).tolist() == order[0].tolist() == ORDER
 
@@ -66,12 +70,12 @@ def test_several_trials_have_an_axis_of_their_own(cheap_buckets):
     other = Clients((2, 2, 7, 9, 4, 1, 1))
     order, data = LocalEngine(buckets=2).load([Clients(), other], np.float64)
     assert order.tolist() == [ORDER, [5, 6, 0, 1, 4, 2, 3]]
-    assert [batch.client.shape[0] for batch in data] == [2, 2]
+    assert [batch.client.shape[0] for batch in data.buckets] == [2, 2]
     widths = np.maximum(np.sort(SIZES), np.sort(other.sizes))
-    ends = np.cumsum([batch.client.shape[1] for batch in data]) - 1
-    assert [batch.y.shape[2] for batch in data] == widths[ends].tolist()
+    ends = np.cumsum([batch.client.shape[1] for batch in data.buckets]) - 1
+    assert [batch.y.shape[2] for batch in data.buckets] == widths[ends].tolist()
     for t, clients in enumerate((Clients(), other)):
-        rows = np.concatenate([np.asarray(batch.weight[t]).sum(axis=1) for batch in data])
+        rows = np.concatenate([np.asarray(batch.weight[t]).sum(axis=1) for batch in data.buckets])
         np.testing.assert_array_equal(rows, clients.sizes[order[t]])
 
 
@@ -232,6 +236,23 @@ def test_poisson_rounds_beyond_their_room_take_everyone_s_slots(crowd, monkeypat
     assert max(roomy["participants"]) > 1
     for name, values in run_crowd(crowd, Poisson(0.04)).items():
         np.testing.assert_allclose(values, roomy[name], rtol=1e-12)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_dataset_s_test_rows_are_looked_at_in_blocks(monkeypatch, sparse):
+    """Ten rows in blocks of four, two of them padding."""
+    monkeypatch.setattr(local, "TEST_ROWS", 4)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 3)), rng.normal(size=30)
+    dataset = fp.data.from_arrays(scipy.sparse.csr_array(x) if sparse else x, y, classes=())
+    dataset = dataclasses.replace(dataset, test=np.arange(20, 30))
+    engine = LocalEngine()
+    _, data = engine.load([dataset.split(clients=4)], np.float64)
+    assert data.test.y.shape == (3, 4)
+    got = engine.test(lambda w, b: {"rows": b.rows, "sum": jnp.sum(b.weight * (b.x @ w + b.y))}, jnp.ones(3), data)
+    assert float(got["rows"]) == 10
+    assert float(got["sum"]) == pytest.approx(x[20:].sum() + y[20:].sum(), rel=1e-12)
+    assert engine.test(None, None, engine.load([Clients()], np.float64)[1]) is None
 
 
 def test_engines_by_name():

@@ -56,7 +56,7 @@ def traced(engine, cohort, clients=None):
         jax.debug.callback(lambda client: seen.append(int(client)), batch.client)
         return {"client": batch.client, "sum": jnp.sum(batch.weight[:, None] * batch.x), "row": row + 1}
 
-    rows = cohort.take(jnp.arange(10.0, 10.0 + sum(len(batch.y) for batch in data)))
+    rows = cohort.take(jnp.arange(10.0, 10.0 + sum(len(batch.y) for batch in data.buckets)))
     out = jax.jit(lambda data, rows, cohort: engine.map(f, data, rows, cohort, (0, "test")))(data, rows, cohort)
     jax.block_until_ready(out)
     jax.effects_barrier()

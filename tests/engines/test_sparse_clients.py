@@ -55,8 +55,8 @@ def test_sparse_clients_are_laid_out_as_dense_ones_are(monkeypatch, dtype):
     loaded = [LocalEngine(buckets=3, sparse=keep).load([federation()], dtype) for keep in (True, False)]
     (order, data), (order_dense, dense) = loaded
     np.testing.assert_array_equal(order, order_dense)
-    assert len(data) == len(dense) == 3
-    for batch, other in zip(data, dense, strict=True):
+    assert len(data.buckets) == len(dense.buckets) == 3
+    for batch, other in zip(data.buckets, dense.buckets, strict=True):
         assert isinstance(batch.x, SparseRows)
         assert batch.x.shape == other.x.shape[1:]
         assert batch.x.dtype == other.x.dtype == dtype
@@ -73,7 +73,7 @@ def test_sparse_clients_are_laid_out_as_dense_ones_are(monkeypatch, dtype):
 
 def test_sparse_trials_have_an_axis_of_their_own():
     splits = [federation(seed=0), federation(seed=1)]
-    order, (batch,) = LocalEngine(buckets=1, sparse=True).load(splits, np.float64)
+    order, ((batch,), _) = LocalEngine(buckets=1, sparse=True).load(splits, np.float64)
     assert {leaf.shape[:2] for leaf in jax.tree.leaves(batch)} == {(2, 5)}
     w = jnp.asarray(np.random.default_rng(0).normal(size=FEATURES))
     got = jax.vmap(jax.vmap(lambda x: x @ w))(batch.x)
@@ -91,7 +91,7 @@ def column(rows, features):
 
 def kept(engine, dataset, clients=1):
     _, data = engine.load([dataset.split(clients)], np.float64)
-    return all(isinstance(batch.x, SparseRows) for batch in data)
+    return all(isinstance(batch.x, SparseRows) for batch in data.buckets)
 
 
 def test_features_stay_sparse_where_less_than_three_tenths_would_be_stored():

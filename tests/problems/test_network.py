@@ -70,6 +70,33 @@ def test_the_networks_have_the_parameters_of_table_ii():
     assert fp.CNN2().dim == 2_432 + 51_264 + 1_048_832 + 2_570 == 1_105_098
     assert fp.TwoLayer().dim == 784 * 200 + 200 + 2_010
     assert own().dim == 21
+    assert fp.TwoLayer(hidden=128, bias=False).dim == 128 * (784 + 10)  # the SSCA paper's J(P + L)
+    assert fp.Softmax().dim == 7_840
+    assert fp.Softmax(bias=True).dim == 7_850
+
+
+def test_the_ssca_paper_s_network_by_its_formula():
+    """Q = softmax(W_2 S(W_1 x)), S(z) = z/(1 + e^{−z}), no bias; weights from U(±start)."""
+    problem = fp.TwoLayer(6, 4, 3, activation="swish", bias=False, start=0.3, mean=0.0, std=1.0)
+    w, data = drawn(problem), dataset()
+    assert set(w.tree["hidden"]) == set(w.tree["output"]) == {"w"}
+    z = data.x / 255.0 @ np.asarray(w.tree["hidden"]["w"])
+    scores = z / (1 + np.exp(-z)) @ np.asarray(w.tree["output"]["w"])
+    np.testing.assert_allclose(problem.scores(w, jnp.asarray(data.x)), scores, rtol=1e-12, atol=1e-15)
+    losses = logsumexp(scores, axis=1) - scores[np.arange(24), data.y.astype(int)]
+    np.testing.assert_allclose(problem.losses(w, batch(data.x, data.y)), losses, rtol=1e-12)
+    for part in jax.tree.leaves(
+        fp.TwoLayer(40, 20, 3, bias=False, start=0.3).init(0, np.float64, jax.random.key(1)).tree
+    ):
+        assert 0.27 < np.abs(part).max() <= 0.3
+
+
+def test_softmax_regression_by_its_formula():
+    problem = fp.Softmax(6, 3, bias=True)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(problem.init(0, np.float64).tree))
+    w, data = drawn(problem), dataset()
+    scores = data.x / 255.0 @ np.asarray(w.tree["w"]) + np.asarray(w.tree["b"])
+    np.testing.assert_allclose(problem.predict(w, jnp.asarray(data.x)), softmax(scores, axis=1), rtol=1e-13)
 
 
 @pytest.mark.parametrize("problem", [fp.CNN2(hidden=8)], ids=["cnn2"])
@@ -318,6 +345,9 @@ def test_a_function_of_the_wrong_output_or_input():
         (lambda: fp.TwoLayer(std=0), r"std must be above 0, got 0"),
         (lambda: fp.TwoLayer(mean=None), r"mean must be a number, got None"),
         (lambda: fp.TwoLayer(inputs=2.0), r"inputs must be an integer of at least 1, got 2\.0"),
+        (lambda: fp.TwoLayer(start=0), r"start must be above 0, or left out, got 0"),
+        (lambda: fp.TwoLayer(bias="no"), r"bias must be true or false, got 'no'"),
+        (lambda: fp.Softmax(inputs=0), r"inputs must be an integer of at least 1, got 0"),
         (lambda: own(shape=()), r"shape must be the sizes of one input, such as \(28, 28, 1\), got \(\)"),
         (lambda: own(shape=(2, -3)), r"shape must be the sizes of one input"),
         (lambda: Network(None, lambda key: {}), r"apply must be a function of \(tree, images\), got None"),

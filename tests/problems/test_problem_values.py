@@ -48,6 +48,19 @@ def test_gradient_agrees_with_finite_differences(problem):
     np.testing.assert_allclose(got, slopes, rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.parametrize("kind", [Logistic, LeastSquares])
+@pytest.mark.parametrize("size", [0.0, 0.5, 300.0])
+def test_the_mean_of_the_losses_is_the_loss_and_so_is_its_derivative(kind, size):
+    """At w = 0, where every score is 0, a loss written with |z| would have no derivative; nor may large scores."""
+    problem = kind(l2=0, intercept=True)
+    x, y = rows(problem)
+    w, batch = as_vector(problem, size * point(problem)), as_batch(x, y)
+    mean, slope = jax.value_and_grad(lambda v: jnp.mean(problem.losses(v, batch)))(w)
+    expected, gradient = problem.value_and_gradient(w, batch)
+    assert float(mean) == pytest.approx(float(expected), rel=1e-13)
+    np.testing.assert_allclose(as_flat(slope), as_flat(gradient), rtol=1e-12, atol=1e-13)
+
+
 @each
 @pytest.mark.parametrize("junk", [0.0, 5.0])
 def test_padding_changes_nothing(problem, junk):

@@ -14,7 +14,7 @@ import pytest
 from fedpact.core.contract import Batch
 from fedpact.core.errors import InvalidArgument
 from fedpact.core.vector import Vector
-from fedpact.problems.training import Plan, check_batches, check_training, local_epochs, shuffled, train
+from fedpact.problems.training import Plan, check_batches, check_training, drawn, local_epochs, share, shuffled, train
 
 
 def batch(rows, padding=0):
@@ -57,6 +57,33 @@ def test_every_row_once_an_epoch_and_padding_never(size, lengths, padding):
         assert sorted(functools.reduce(operator.iadd, seen[e * count : (e + 1) * count], [])) == [1, 2, 3, 4, 5, 6, 7]
     assert int(done.steps) == 2 * count
     assert float(done.loss) == pytest.approx(np.mean([np.mean(rows) for rows in seen[count:]]))
+
+
+@pytest.mark.parametrize(("size", "count"), [(3, 3), (7, 7), (9, 7), (None, 7)])
+def test_rows_are_drawn_without_replacement_and_stand_for_all(size, count):
+    """Seven rows and four of padding, which is never drawn; B rows weigh 7/B each."""
+    whole, seen = batch(7, 4), set()
+    for seed in range(20):
+        rows = drawn(whole, size, jax.random.key(seed))
+        real = np.asarray(rows.weight) > 0
+        seen.add(tuple(np.asarray(rows.x)[real, 0].tolist()))
+        assert len(set(np.asarray(rows.x)[real, 0].tolist())) == count == real.sum()
+        np.testing.assert_array_equal(np.asarray(rows.y)[real], 10 * np.asarray(rows.x)[real, 0])
+        np.testing.assert_allclose(np.asarray(rows.weight)[real], 7 / count, rtol=1e-15)
+        assert float(share(rows, whole)) == pytest.approx(count / 7)
+    assert set().union(*seen) == {1, 2, 3, 4, 5, 6, 7}
+    assert (len(seen) > 10) == (size is not None)
+
+
+@pytest.mark.parametrize(
+    ("place", "size", "expected"), [(0, 3, [1, 2, 3]), (5, 3, [6, 7, 1]), (6, 9, [7, *range(1, 7)])]
+)
+def test_rows_of_a_stream_come_in_order(place, size, expected):
+    """And each of them once where a batch is larger than a client."""
+    rows = drawn(batch(7, 4), size, None, jnp.asarray(place))
+    real = np.asarray(rows.weight) > 0
+    assert np.asarray(rows.x)[real, 0].tolist() == expected
+    np.testing.assert_allclose(np.asarray(rows.weight)[real], 7 / len(expected), rtol=1e-15)
 
 
 def test_all_rows_are_one_batch_in_their_own_order():

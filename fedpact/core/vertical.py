@@ -1,0 +1,276 @@
+"""The contract of feature-split methods: clients hold columns of the same records, and a round has two exchanges.
+
+    server → client i    Task       the batch's record numbers and ω_i; to the closer ω_0 too
+    client i → closer    Partial    h_i = x_i ω_i for every record of the batch, on a lattice, under masks that cancel
+                                    in the sum: the closer learns Σ_i h_i and nothing else
+    closer → server      Closed     the functions' values on the batch, and their gradients by ω_0
+    closer → client i    Feedback   δ_m = ∂F_m/∂(Σh), a row a record
+    client i → server    Block      ∂F_m/∂ω_i = x_iᵀ δ_m
+
+The closer is a client, the one that holds the labels; never the server. What clients send one another passes through
+the server sealed: only the receiver can open it. `exchange` simulates one round's messages; masks are numbers modulo
+2⁶⁴ that cancel exactly, so the sum without them has the same bits, and the simulation leaves them out (`masked` has
+them, and a test compares).
+
+A model fits if it sees x through x @ first alone: `Split` cuts its parameters into `first`, a row a column of the data,
+and the rest, ω_0. To close the loss is then to run the same model with the unit matrix for `first` on Σh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedpact.core.contract import Batch
+from fedpact.core.errors import InvalidArgument
+from fedpact.core.sparse import SparseRows
+from fedpact.core.vector import Vector
+
+#: Partial sums are whole multiples of this; their sum must stay below 2⁶³ of them.
+STEP = 2.0**-40
+LARGEST = 2.0**22
+#: What sealing a message to its receiver adds: an ephemeral key, a nonce and a tag.
+SEAL = 32 + 12 + 16
+
+
+class Layout(NamedTuple):
+    """Who holds which columns, and who holds the labels."""
+
+    columns: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+    closer: int
+
+
+class Task(NamedTuple):
+    """Record numbers, ω_i, and ω_0 for the closer (None for the others)."""
+
+    records: Any
+    block: Any
+    head: Any
+
+
+class Partial(NamedTuple):
+    """h_i in steps of the lattice, plus masks modulo 2⁶⁴: (B, H) integers."""
+
+    h: Any
+
+
+class Closed(NamedTuple):
+    """Values (K,), and gradients by ω_0 with a leading axis over the K functions."""
+
+    values: Any
+    head: Any
+
+
+class Feedback(NamedTuple):
+    """δ: (K, B, H)."""
+
+    delta: Any
+
+
+class Block(NamedTuple):
+    """Gradients by ω_i: (K, P_i, H)."""
+
+    gradient: Any
+
+
+class Split(NamedTuple):
+    """A model cut after its first product: where `first` is in its tree, and H."""
+
+    model: Any
+    path: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: Any) -> Split:
+        """The cut of a model that says where its first product is."""
+        path = getattr(model, "first", None)
+        if path is None:
+            raise InvalidArgument(
+                f"problem must be one whose first step is a product with the features, got {type(model).__name__}. "
+                "Use TwoLayer, Softmax, Logistic or LeastSquares, or give your model a `first`: where its weights are."
+            )
+        return cls(model, path)
+
+    def width(self, layout: Layout) -> int:
+        """H, the numbers a record has after the first product."""
+        features = sum(map(len, layout.columns))
+        return jax.eval_shape(lambda: self.first(self.model.init(features, jnp.float32))).shape[1]
+
+    def first(self, w: Vector) -> Any:
+        """(P, H): a row for every column of the data."""
+        leaf = _get(w.tree, self.path)
+        return leaf if leaf.ndim == 2 else leaf[:, None]
+
+    def put(self, w: Vector, first: Any) -> Vector:
+        """The parameters with another `first`, as flat as theirs is."""
+        flat = _get(w.tree, self.path).ndim == 1
+        return Vector(_set(w.tree, self.path, first[:, 0] if flat else first))
+
+    def put_stack(self, gradients: Vector, first: Any) -> Vector:
+        """The same for gradients with a leading axis."""
+        flat = _get(gradients.tree, self.path).ndim == 2
+        return Vector(_set(gradients.tree, self.path, first[..., 0] if flat else first))
+
+    def inputs(self, x: Any, dtype: Any) -> Any:
+        """Columns as the model takes them: pixels scaled, numbers as they are."""
+        scaled = getattr(self.model, "inputs_of", None)
+        return x.astype(dtype) if scaled is None else scaled(x, dtype)
+
+    def closing(self, width: int) -> Any:
+        """The model that takes Σh for its features."""
+        names = {f.name for f in dataclasses.fields(self.model)}
+        return dataclasses.replace(self.model, inputs=width) if "inputs" in names else self.model
+
+
+def _get(tree: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def _set(tree: Any, path: Sequence[str], leaf: Any) -> Any:
+    name, *rest = path
+    return {**tree, name: _set(tree[name], rest, leaf) if rest else leaf}
+
+
+def to_lattice(h: Any, clients: int) -> tuple[Any, Any]:
+    """h in steps of the lattice, and whether all of it is finite and small enough for the sum."""
+    fits = jnp.abs(h) < LARGEST / clients
+    return jnp.round(jnp.where(fits, h, 0).astype(jnp.float64) / STEP).astype(jnp.int64), jnp.all(fits)
+
+
+def overflow(layout: Layout) -> str:
+    """What a run that stopped may have met."""
+    most = LARGEST / len(layout.columns)
+    return f" Partial sums must stay below {most:,.0f} in size to be added up under masks: scale the columns."
+
+
+def masked(partials: Sequence[Any], key: Any) -> list[Any]:
+    """The same with pairwise masks: client i adds r_ij for j > i and subtracts r_ji for j < i, modulo 2⁶⁴."""
+    out = [p.astype(jnp.uint64) for p in partials]
+    for i in range(len(out)):
+        for j in range(i + 1, len(out)):
+            mask = jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, i), j), out[i].shape, jnp.uint64)
+            out[i], out[j] = out[i] + mask, out[j] - mask
+    return out
+
+
+def total(partials: Sequence[Any], dtype: Any) -> Any:
+    """Σ_i h_i, from what the closer received, masked or not."""
+    whole = sum((p.astype(jnp.uint64) for p in partials[1:]), partials[0].astype(jnp.uint64))
+    return (whole.astype(jnp.int64) * STEP).astype(dtype)
+
+
+def exchange(
+    layout: Layout, split: Split, w: Vector, batch: Batch, close: Callable[[Vector, Batch], Any]
+) -> tuple[Any, Vector]:
+    """One round's messages for a batch of records: the functions' values, and their gradients along a leading axis.
+
+    `close` maps the closing model's parameters and the batch with Σh for its features to the values (K,).
+    """
+    first = split.first(w)
+    dtype = first.dtype
+    columns = [jnp.asarray(c, jnp.int32) for c in layout.columns]
+    x = batch.x[jnp.arange(batch.y.shape[0])] if isinstance(batch.x, SparseRows) else batch.x
+    held = [split.inputs(x[:, c], dtype) for c in columns]  # each client's own
+    sent = [to_lattice(x @ first[c], len(columns)) for x, c in zip(held, columns, strict=True)]  # Partial
+    h = total([p for p, _ in sent], dtype)  # what the closer opens
+    h = jnp.where(jnp.stack([ok for _, ok in sent]).all(), h, jnp.nan)
+
+    def closing(head: Vector, h: Any) -> Any:
+        return close(split.put(head, jnp.eye(first.shape[1], dtype=dtype)), batch._replace(x=h))
+
+    values, pull = jax.vjp(closing, w, h)
+    head, delta = jax.vmap(pull)(jnp.eye(values.shape[0], dtype=values.dtype))  # Closed; Feedback
+    blocks = [jnp.einsum("bp,kbh->kph", x, delta) for x in held]  # Block
+    whole = jnp.zeros((values.shape[0], *first.shape), dtype)
+    for c, block in zip(columns, blocks, strict=True):
+        whole = whole.at[:, c].set(block)
+    return values, split.put_stack(head, whole)
+
+
+class Traffic(NamedTuple):
+    """Bytes of one round: what clients send, and what is sent to them; relayed messages count on both ways."""
+
+    up: int
+    down: int
+
+
+def traffic(layout: Layout, split: Split, w: Any, records: int, functions: int, collection: str) -> Traffic:
+    """From the messages' types alone."""
+    first = split.first(w)
+    width, item = first.shape[1], first.dtype.itemsize
+    clients = len(layout.columns)
+    head = (w.size - first.size) * item
+    if collection == "one-step":  # h_i and x_i up, ω_i and the records' numbers down, labels with the first client
+        rows = records * (first.shape[0] + clients * width + 1) * item
+        return Traffic(up=rows, down=clients * records * 8 + first.size * item)
+    partial = records * width * 8 + SEAL
+    feedback = functions * records * width * item + SEAL
+    tasks = clients * records * 8 + first.size * item + head
+    closed = functions * (item + head)
+    blocks = functions * first.size * item
+    relayed = (clients - 1) * (partial + feedback)  # the closer sends itself nothing
+    return Traffic(up=relayed + closed + blocks, down=tasks + relayed)
+
+
+# What the messages tell
+
+
+class Coalition(NamedTuple):
+    """Who puts their views together: the closer or not, how many other clients, and what equations they then have."""
+
+    closer: bool
+    others: int
+    equations: tuple[str, ...] = ()
+
+
+#: From one party to two, and the words for it.
+COALITIONS = {
+    "the server": Coalition(False, 0),
+    "the closer": Coalition(True, 0),
+    "another client": Coalition(False, 1),
+    "the server and the closer": Coalition(True, 0, ("gradients", "sums")),
+    "the server and another client": Coalition(False, 1, ("gradients",)),
+    "the closer and another client": Coalition(True, 1),
+    "two other clients": Coalition(False, 2),
+}
+
+
+def solvable(batch: int, width: int, functions: int, others: int, equations: Sequence[str]) -> bool:
+    """Whether equations linear in the others' raw features X (B rows, `others` columns) determine all of them.
+
+    "gradients": δᵀX is known, K·H rows of B coefficients; "sums": X W is known, H columns. What they leave open is
+    null(δᵀ) ⊗ null(Wᵀ): nothing if B ≤ K·H or if there are at most H columns.
+    """
+    by_gradients = "gradients" in equations and batch <= functions * width
+    by_sums = "sums" in equations and others <= width
+    return by_gradients or by_sums
+
+
+def disclosure(layout: Layout, width: int, batch: int | None, functions: int, collection: str) -> list[str]:
+    """Whose views determine others' raw features, for everyone alone and in pairs: a sentence for the reader."""
+    if collection == "one-step":
+        return ["The server receives every client's raw rows of the batch: one-step collection hides nothing from it."]
+    if batch is None:
+        return [
+            "Every round uses all records: by linear equations nobody alone determines raw features, but the server "
+            "with any client does once the rounds times the width of the sums reach the number of records."
+        ]
+    sizes = [len(c) for c in layout.columns]
+    told: dict[bool, list[str]] = {True: [], False: []}
+    closing, holders = sizes[layout.closer], sum(size > 0 for size in sizes)
+    for who, (closer, others, equations) in COALITIONS.items():
+        if others >= len(sizes) or others + (closer and closing > 0) == holders:
+            continue  # there are not so many, or they hold every column
+        told[solvable(batch, width, functions, sum(sizes) - closing, equations)].append(who)
+    open_to = "; ".join(told[True]) or "nobody"
+    return [
+        f"Others' raw features of a batch (B = {batch}, {width} sums a record), by linear equations in a round's "
+        f"messages: determined for {open_to}; not for {'; '.join(told[False])}. Records that come back add equations, "
+        "and equations that are not linear are not counted."
+    ]
