@@ -301,6 +301,8 @@ class Constrained:
             alone = not _caps(one) or len(one.terms) == 1
             require(alone, "subject_to", "ClientLoss alone in its function", one)
         require(sum(map(_caps, self.subject_to)) <= 1, "subject_to", "at most one ClientLoss", self.subject_to)
+        of_data = any(not isinstance(term, (Norm1, Norm2)) for one in (goal, *self.subject_to) for _, term in one.terms)
+        require(of_data, "minimize and subject_to", "of the data, with a term such as Loss() in one of them", goal)
         for c, term in (pair for one in (goal, *self.subject_to) for pair in one.terms):
             convex = not getattr(term, "exact", False) or c >= 0
             require(convex, f"coefficient of {term}", "at least 0 where it is kept exact", c)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 from byhand import built, entropy, flat, key_of, parts, play, relative, rows_of_three_classes, vector
 from helpers_conic import conic
 from helpers_experiment import same_bits
@@ -18,11 +19,12 @@ from scipy.optimize import minimize
 import fedpact as fp
 from fedpact import ClientLoss, Constrained, Gap, Loss, Misses, Norm1, Norm2, PerRow
 from fedpact.algorithms.ssca import SSCA, Broadcast, ClientState
+from fedpact.core import sparse
 from fedpact.core.contract import READS, Oracle
 from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArgument
 from fedpact.core.keys import Purpose
 from fedpact.core.vector import Vector
-from fedpact.engines import LocalEngine
+from fedpact.engines import HostEngine, LocalEngine, local
 from fedpact.problems.approximation import Approximation, Estimates, next_penalty
 from fedpact.problems.constraints import as_constrained
 from fedpact.run import Experiment
@@ -168,6 +170,17 @@ def test_what_is_limited_in_round_numbers():
     own = np.array([np.log([4 / 3, 2]).mean() - 0.4, np.log([2, 4, 4]).mean() - 0.9])
     np.testing.assert_allclose(total["worst_client"] / 2, own, rtol=1e-13)
     assert float(READS["largest"](total["worst_client"], 2)) == pytest.approx(own.max(), rel=1e-13)
+
+
+def test_groups_by_a_sparse_column():
+    """Sparse rows have no columns to take: the group is told by a product."""
+    matrix = scipy.sparse.csr_array(GROUPS[1][0])
+    kept = jax.tree.map(lambda a: jnp.asarray(a[0]), sparse.stack([matrix], 3, np.float64))
+    batch, shares, w = byhand.batches(GROUPS)[1], [0.6, 0.4], vector([0.3, 1.0])
+    for term in (Gap(column=0), Gap(column=1, above=-0.5)):
+        written, rows = (term.rows(MODEL, w, b, shares) for b in (batch, batch._replace(x=kept)))
+        np.testing.assert_allclose(rows, written, rtol=1e-14)
+        assert [float(c) for c in term.tally(batch._replace(x=kept))] == [2.0, 1.0]
 
 
 def test_gradients_are_those_of_the_values():
@@ -485,14 +498,16 @@ def test_the_penalty_grows_every_so_often_while_a_slack_is_left():
 
 
 def test_least_norm_with_every_client_s_loss_limited():
-    """No function that all clients share: min w² s.t. ½(w−2)² ≤ 2 + ε, ½(w+4)² ≤ 8: exact surrogates at τ = ½."""
-    problem = Constrained(SQUARES, minimize=Norm2(), subject_to=[ClientLoss() <= [1.125, 15.125]])
+    """No function that all clients share: ½(w−2)² ≤ ⅛ for w ≥ 1½, ½(w+4)² ≤ 18 for w ≤ 2; surrogates exact at τ = ½.
+
+    w = 1½, 2w = ν(2 − w) for ν = 6; already while client 1, not seen yet, limits nothing.
+    """
+    problem = Constrained(SQUARES, minimize=Norm2(), subject_to=[ClientLoss() <= [0.125, 18.0]])
     s = SSCA(tau=0.5, penalty=100.0, **GRADIENT_STEPS)
-    (moment,) = play(built(s, problem, 2), problem, TWO, vector([0.0]), [[0, 1]], compiled=True)
-    # ½(w−2)² ≤ 1.125: |w − 2| ≤ 1.5, w ≥ ½;  ½(w+4)² ≤ 15.125: w ≤ 1.5
-    assert number(moment.after.w) == pytest.approx(0.5, rel=1e-7)
-    np.testing.assert_allclose(moment.after.multipliers, [1.0 / 1.5, 0.0], atol=1e-7)  # 2w = ν(2 − w)
-    assert float(moment.info.multiplier_clients) == pytest.approx(2 / 3, abs=1e-7)
+    for moment in play(built(s, problem, 2), problem, TWO, vector([0.0]), [[0], [0, 1]], compiled=True):
+        assert number(moment.after.w) == pytest.approx(1.5, rel=1e-7)
+        np.testing.assert_allclose(moment.after.multipliers, [6.0, 0.0], atol=1e-5)
+        assert float(moment.info.multiplier_clients) == pytest.approx(6.0, abs=1e-5)
 
 
 # (e) engines, participation, streams, resuming
@@ -515,6 +530,23 @@ def test_engines_run_the_constrained_problem(engine):
     for name, values in expected.items():
         np.testing.assert_allclose(run.history.column(name), values, rtol=1e-11, atol=1e-13, err_msg=name)
     np.testing.assert_allclose(run.history.column("multiplier_constraint_1")[1:], nu[1:], rtol=1e-11)
+
+
+@pytest.mark.drill
+def test_engines_agree_on_who_is_limited_by_what(monkeypatch):
+    """Eight clients of unequal sizes with limits of their own, two of them a round: buckets, slots, streams, trials."""
+    monkeypatch.setattr(local, "BUCKET_COST", 0)
+    limited = [Gap(column=1, above=0.0) <= 0.06, ClientLoss() <= [0.7, 0.6, 0.72, 0.75, 0.71, 0.73, 0.74, 0.8]]
+    problem = Constrained(fp.Logistic(l2=0, intercept=True), minimize=Loss() + 0.02 * Norm2(), subject_to=limited)
+    federation = byhand.federation(parts(sizes=(4, 9, 6, 5, 7, 12, 3, 8)))
+    options = {"rounds": 6, "participation": 0.25}
+    settings = SSCA(tau=0.5, penalty=30.0)
+    engines = (LocalEngine(buckets=1), LocalEngine(buckets=3), HostEngine(at_once=2))
+    first, *others = [fp.run(settings, problem, federation, engine=e, seed=3, **options) for e in engines]
+    others.append(fp.trials(settings, problem, federation, seeds=[3, 4], **options)[0])
+    for run in others:
+        for name in ("objective", "worst_client", "kkt", "slack", "multiplier_clients"):
+            np.testing.assert_allclose(run.history.column(name), first.history.column(name), rtol=1e-9, atol=1e-12)
 
 
 def test_who_is_away_is_left_out_of_the_means_and_nobody_changes_nothing():
@@ -672,10 +704,14 @@ MODEL = fp.Logistic(l2=0)
             lambda: Constrained(MODEL, minimize=Loss() + -1 * Norm2()),
             r"^coefficient of Norm2\(exact=True\) must be at least 0 where it is kept exact, got -1\.0\.",
         ),
+        (
+            lambda: Constrained(MODEL, minimize=Norm2(), subject_to=[Norm1() <= 1.0]),
+            r"^minimize and subject_to must be of the data, with a term such as Loss\(\) in one of them, got Norm2",
+        ),
         (lambda: Loss() * "2", r"^factor of a function must be a number, got '2'\."),
         (lambda: (Loss() <= 1.0) + Loss(), r"^function must be one without a limit to calculate with, got 1\.0\."),
         (
-            lambda: SSCA().build(Constrained(MODEL, minimize=Norm1()), 2, 1.0),
+            lambda: SSCA().build(Constrained(MODEL, minimize=Norm1(), subject_to=[Loss() <= 1.0]), 2, 1.0),
             r"^minimize must be a function with curvature, got .*Give the objective a smooth term",
         ),
     ],

@@ -457,7 +457,7 @@ def test_bad_settings_are_refused(settings, message):
             r"^functions must be of Loss, .*, got ClientLoss\(\): no client has rows\. Leave it out, or split the",
         ),
         (
-            Constrained(fp.Logistic(), minimize=Norm1()),
+            Constrained(fp.Logistic(), minimize=Norm1(), subject_to=[Loss() <= 1.0]),
             r"^minimize must be a function with curvature, got .*Give the objective a smooth term",
         ),
     ],
