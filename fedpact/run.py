@@ -82,6 +82,9 @@ class Experiment:
         require(split == wanted, "federation", name, given, hint=hint)
         if isinstance(self.problem, Constrained):
             object.__setattr__(self, "problem", self.problem.resolved(self.federation))
+        kept = self.algorithm.constrains or not getattr(self.problem, "subject_to", ())
+        hint = "Leave subject_to empty, or use ssca; vertical_ssca for data split by features."
+        require(kept, "algorithm", "one that keeps constraints", self.algorithm.name, hint=hint)
         for name in ("rounds", "seed", "evaluate_every", "timing"):
             object.__setattr__(self, name, plain(getattr(self, name)))
         require_positive_int("rounds", self.rounds)
@@ -94,7 +97,8 @@ class Experiment:
             object.__setattr__(self, "precision", "single" if deep else "double")
         if self.engine is None:
             usual = getattr(self.problem, "engine", "local")
-            object.__setattr__(self, "engine", LocalEngine(one_by_one=False) if self.algorithm.sips else usual)
+            sips = self.algorithm.sips and not getattr(self.problem, "native", False)
+            object.__setattr__(self, "engine", LocalEngine(one_by_one=False) if sips else usual)
         if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         object.__setattr__(self, "participation", as_participation(self.participation))
@@ -376,7 +380,7 @@ def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Pat
     given = [*_unmatched(e.federation), *_uncovered(e, loop.algorithm)]
     notices = [*loop.algorithm.notices, *given, *verdict, *_worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
-        notices.append(f"The run stopped: {end.where}. {_kept(end.history)}")
+        notices.append(f"The run stopped: {end.where}. {_kept(end.history)}{loop.algorithm.breakdown}")
     label = name or e.algorithm.label
     return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, scores, folder)
 

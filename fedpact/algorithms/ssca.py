@@ -132,6 +132,7 @@ class SSCA(Settings):
 
     name: ClassVar[str] = "ssca"
     sips: ClassVar[bool] = True
+    constrains: ClassVar[bool] = True
     remedy: ClassVar[str] = "use a larger tau, or a smaller gamma"
     presets: ClassVar = {
         "paper": {"batch": 100},  # B = 100; the released code has the power α + 0.05 for γ

@@ -24,7 +24,7 @@ from fedpact.core.errors import is_number, require
 from fedpact.core.keys import Purpose
 from fedpact.core.settings import Settings
 from fedpact.core.vector import Vector
-from fedpact.core.vertical import Layout, Split, disclosure, traffic
+from fedpact.core.vertical import Layout, Split, disclosure, overflow, traffic
 from fedpact.problems.approximation import Approximation
 from fedpact.problems.training import drawn, share
 from fedpact.problems.vertical import as_vertical, check_exchange, check_records, exchanged
@@ -159,4 +159,5 @@ class VerticalSGD(Settings):
             wire=lambda w, rows: traffic(layout, split, w, self.batch or rows, 1, self.collection),
             rows=lambda sizes: check_records(self.batch, int(sizes[0])),
             notices=tuple(disclosure(layout, split.width(layout), self.batch, 1, self.collection)),
+            breakdown=overflow(layout),
         )

@@ -35,7 +35,7 @@ from fedpact.core.errors import require
 from fedpact.core.keys import Purpose
 from fedpact.core.settings import Settings
 from fedpact.core.vector import Vector
-from fedpact.core.vertical import Layout, Split, disclosure, traffic
+from fedpact.core.vertical import Layout, Split, disclosure, overflow, traffic
 from fedpact.problems.approximation import (
     Approximation,
     Estimates,
@@ -115,6 +115,7 @@ class VerticalSSCA(Settings):
 
     name: ClassVar[str] = "vertical_ssca"
     sips: ClassVar[bool] = True
+    constrains: ClassVar[bool] = True
     vertical: ClassVar[bool] = True
     remedy: ClassVar[str] = "use a larger tau, or a smaller gamma"
     presets: ClassVar = {
@@ -201,5 +202,6 @@ class VerticalSSCA(Settings):
             wire=lambda w, rows: traffic(layout, split, w, self.batch or rows, model.estimated, self.collection),
             rows=lambda sizes: check_records(self.batch, int(sizes[0])),
             notices=(*notices(self), *disclosure(layout, width, self.batch, model.estimated, self.collection)),
+            breakdown=overflow(layout),
             verdict=lambda history: verdict(history, titles),
         )

@@ -188,6 +188,7 @@ class Algorithm(NamedTuple):
     needs: frozenset[str] = frozenset()
     inverts: bool = False  # whether it divides by r_i, which must then be above 0
     notices: tuple[str, ...] = ()  # sentences the reader of a report must see
+    breakdown: str = ""  # what else a number that is not finite may mean
     verdict: Callable[[Any], list[str]] | None = None  # such sentences that only the finished history can tell
 
 

@@ -42,6 +42,7 @@ class Settings:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     sips: ClassVar[bool] = False  # whether its clients draw a few of their rows a round
     vertical: ClassVar[bool] = False  # whether it is for data split by features
+    constrains: ClassVar[bool] = False  # whether it keeps constraints
     remedy: ClassVar[str] = "take shorter steps"  # what to do where a run ends above its start
 
     def _plain(self) -> None:

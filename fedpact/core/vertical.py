@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from fedpact.core.contract import Batch
 from fedpact.core.errors import InvalidArgument
+from fedpact.core.sparse import SparseRows
 from fedpact.core.vector import Vector
 
 #: Partial sums are whole multiples of this; their sum must stay below 2⁶³ of them.
@@ -142,6 +143,12 @@ def to_lattice(h: Any, clients: int) -> tuple[Any, Any]:
     return jnp.round(jnp.where(fits, h, 0).astype(jnp.float64) / STEP).astype(jnp.int64), jnp.all(fits)
 
 
+def overflow(layout: Layout) -> str:
+    """What a run that stopped may have met."""
+    most = LARGEST / len(layout.columns)
+    return f" Partial sums must stay below {most:,.0f} in size to be added up under masks: scale the columns."
+
+
 def masked(partials: Sequence[Any], key: Any) -> list[Any]:
     """The same with pairwise masks: client i adds r_ij for j > i and subtracts r_ji for j < i, modulo 2⁶⁴."""
     out = [p.astype(jnp.uint64) for p in partials]
@@ -168,7 +175,8 @@ def exchange(
     first = split.first(w)
     dtype = first.dtype
     columns = [jnp.asarray(c, jnp.int32) for c in layout.columns]
-    held = [split.inputs(batch.x[:, c], dtype) for c in columns]  # each client's own
+    x = batch.x[jnp.arange(batch.y.shape[0])] if isinstance(batch.x, SparseRows) else batch.x
+    held = [split.inputs(x[:, c], dtype) for c in columns]  # each client's own
     sent = [to_lattice(x @ first[c], len(columns)) for x, c in zip(held, columns, strict=True)]  # Partial
     h = total([p for p, _ in sent], dtype)  # what the closer opens
     h = jnp.where(jnp.stack([ok for _, ok in sent]).all(), h, jnp.nan)
@@ -212,15 +220,24 @@ def traffic(layout: Layout, split: Split, w: Any, records: int, functions: int, 
 
 # What the messages tell
 
-#: Who might put their views together, from one party to two, and the words for it.
+
+class Coalition(NamedTuple):
+    """Who puts their views together: the closer or not, how many other clients, and what equations they then have."""
+
+    closer: bool
+    others: int
+    equations: tuple[str, ...] = ()
+
+
+#: From one party to two, and the words for it.
 COALITIONS = {
-    "the server": (),
-    "the closer": (),
-    "another client": (),
-    "the server and the closer": ("gradients", "sums"),
-    "the server and another client": ("gradients",),
-    "the closer and another client": (),
-    "two other clients": (),
+    "the server": Coalition(False, 0),
+    "the closer": Coalition(True, 0),
+    "another client": Coalition(False, 1),
+    "the server and the closer": Coalition(True, 0, ("gradients", "sums")),
+    "the server and another client": Coalition(False, 1, ("gradients",)),
+    "the closer and another client": Coalition(True, 1),
+    "two other clients": Coalition(False, 2),
 }
 
 
@@ -246,11 +263,11 @@ def disclosure(layout: Layout, width: int, batch: int | None, functions: int, co
         ]
     sizes = [len(c) for c in layout.columns]
     told: dict[bool, list[str]] = {True: [], False: []}
-    for who, equations in COALITIONS.items():
-        if len(sizes) == 2 and who in ("the closer and another client", "two other clients"):
-            continue  # together they hold every column, or there are no two
-        others = sum(sizes) - (sizes[layout.closer] if "sums" in equations else 0)
-        told[solvable(batch, width, functions, others, equations)].append(who)
+    closing, holders = sizes[layout.closer], sum(size > 0 for size in sizes)
+    for who, (closer, others, equations) in COALITIONS.items():
+        if others >= len(sizes) or others + (closer and closing > 0) == holders:
+            continue  # there are not so many, or they hold every column
+        told[solvable(batch, width, functions, sum(sizes) - closing, equations)].append(who)
     open_to = "; ".join(told[True]) or "nobody"
     return [
         f"Others' raw features of a batch (B = {batch}, {width} sums a record), by linear equations in a round's "

@@ -27,6 +27,7 @@ from fedpact.core.contract import Batch, Oracle
 from fedpact.core.errors import DataError, InvalidArgument, is_number, require, require_flags, unknown
 from fedpact.core.settings import called
 from fedpact.core.vector import Vector
+from fedpact.core.vertical import Split
 from fedpact.problems.surrogate import solve_surrogate
 
 __all__ = [
@@ -157,7 +158,8 @@ class Gap(Term):
 
     def _inside(self, batch: Batch) -> Any:
         j, above = self.place or (self.column, self.above)
-        return batch.x[:, j] > above
+        unit = jnp.arange(batch.x.shape[1]) == j
+        return batch.x @ unit.astype(batch.weight.dtype) > above  # a product, for x may be sparse
 
     def tally(self, batch: Batch) -> list[Any]:
         """Rows of the group, and of the others."""
@@ -452,6 +454,23 @@ class Constrained:
         values = np.asarray(got)
         hint = "A constraint must have a value where the run starts."
         require(np.isfinite(values).all(), f"values of {term.title} at the start", "finite", values, hint=hint)
+        if hasattr(federation, "layout"):
+            self._check_split(term, w, batch)
+
+    def _check_split(self, term: PerRow, w: Vector, batch: Batch) -> None:
+        """Who closes the loss has x @ first for features and the unit matrix for `first`: f must not see that."""
+        split = Split.of(self.model)
+        w = w.map(lambda a: jax.random.normal(jax.random.key(0), a.shape, a.dtype))
+        first = split.first(w)
+        sums = split.inputs(batch.x, first.dtype) @ first
+        try:
+            closed = term.function(split.put(w, jnp.eye(first.shape[1])), batch._replace(x=sums))
+            same = np.allclose(closed, term.function(w, batch))
+        except Exception:
+            same = False
+        name = f"function of {term.title}"
+        hint = f"Use them through batch.x @ w.tree{''.join(f'[{k!r}]' for k in split.path)} alone."
+        require(same, name, "one of the features' sums for feature-split data", term.function, hint=hint)
 
     @property
     def classifies(self) -> bool:

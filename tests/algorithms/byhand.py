@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import brentq, minimize
 
 import fedpact as fp
 from fedpact.core.contract import Batch, Cohort, Oracle
@@ -150,6 +152,41 @@ def lipschitz(problem, x):
     a, d = with_ones(x, problem.intercept), len(x)
     largest = np.linalg.eigvalsh(a.T @ a)[-1] / (4 if isinstance(problem, fp.Logistic) else 1)
     return largest / d + problem.l2 / (d if problem.divide else 1)
+
+
+# The least norm below a cross-entropy
+
+
+@functools.cache
+def rows_of_three_classes():
+    """Thirty rows at three clients of 6, 8 and 16; no weights separate the classes."""
+    rng = np.random.default_rng(11)
+    x = rng.normal(size=(30, 4))
+    y = np.argmax(x @ rng.normal(size=(4, 3)) + 1.5 * rng.normal(size=(30, 3)), axis=1).astype(float)
+    return tuple(zip(np.split(x, [6, 14]), np.split(y, [6, 14]), strict=True))
+
+
+def entropy(w, clients):
+    """The mean cross-entropy over all rows and its gradient, in NumPy."""
+    x, y = (np.concatenate([part[k] for part in clients]) for k in (0, 1))
+    z = x @ w.reshape(4, 3)
+    q = np.exp(z - z.max(axis=1, keepdims=True))
+    q /= q.sum(axis=1, keepdims=True)
+    right = np.eye(3)[y.astype(int)]
+    return -np.mean(np.log(np.sum(right * q, axis=1))), (x.T @ (q - right) / len(y)).ravel()
+
+
+@functools.cache
+def smallest(limit):
+    """(λ, ω) with ω = argmin F + λ‖ω‖² (32) and F(ω) = limit: by KKT the minimiser of ‖ω‖² below it, ν = 1/λ."""
+    clients = rows_of_three_classes()
+
+    def best(lam):
+        goal = lambda w: (entropy(w, clients)[0] + lam * w @ w, entropy(w, clients)[1] + 2 * lam * w)
+        return minimize(goal, np.zeros(12), jac=True, method="BFGS", options={"gtol": 1e-12}).x
+
+    lam = math.exp(brentq(lambda v: entropy(best(math.exp(v)), clients)[0] - limit, -8, 3, xtol=1e-13))
+    return lam, best(lam)
 
 
 # FedEPM

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from byhand import built, flat, key_of, parts, play, relative, vector
+from byhand import built, entropy, flat, key_of, parts, play, relative, rows_of_three_classes, vector
 from helpers_conic import conic
 from helpers_experiment import same_bits
-from scipy.optimize import brentq, minimize
+from scipy.optimize import minimize
 
 import fedpact as fp
 from fedpact import ClientLoss, Constrained, Gap, Loss, Misses, Norm1, Norm2, PerRow
@@ -188,38 +188,7 @@ def test_gradients_are_those_of_the_values():
 
 CLASSES = fp.Softmax(inputs=4, classes=3)
 U = 0.9
-
-
-@functools.cache
-def rows_of_three_classes():
-    """Thirty rows at three clients of 6, 8 and 16; no weights separate the classes."""
-    rng = np.random.default_rng(11)
-    x = rng.normal(size=(30, 4))
-    y = np.argmax(x @ rng.normal(size=(4, 3)) + 1.5 * rng.normal(size=(30, 3)), axis=1).astype(float)
-    return tuple(zip(np.split(x, [6, 14]), np.split(y, [6, 14]), strict=True))
-
-
-def entropy(w, clients):
-    """The mean cross-entropy over all rows and its gradient, in NumPy."""
-    x, y = (np.concatenate([part[k] for part in clients]) for k in (0, 1))
-    z = x @ w.reshape(4, 3)
-    q = np.exp(z - z.max(axis=1, keepdims=True))
-    q /= q.sum(axis=1, keepdims=True)
-    right = np.eye(3)[y.astype(int)]
-    return -np.mean(np.log(np.sum(right * q, axis=1))), (x.T @ (q - right) / len(y)).ravel()
-
-
-@functools.cache
-def smallest():
-    """(λ, ω) with ω = argmin F + λ‖ω‖² (32) and F(ω) = U: by KKT the minimiser of ‖ω‖² s.t. F ≤ U, with ν = 1/λ."""
-    clients = rows_of_three_classes()
-
-    def best(lam):
-        goal = lambda w: (entropy(w, clients)[0] + lam * w @ w, entropy(w, clients)[1] + 2 * lam * w)
-        return minimize(goal, np.zeros(12), jac=True, method="BFGS", options={"gtol": 1e-12}).x
-
-    lam = math.exp(brentq(lambda v: entropy(best(math.exp(v)), clients)[0] - U, -8, 3, xtol=1e-13))
-    return lam, best(lam)
+smallest = functools.partial(byhand.smallest, U)
 
 
 LIMITED = Constrained(CLASSES, minimize=Norm2(), subject_to=[Loss() <= U])
