@@ -158,7 +158,7 @@ class Gap(Term):
 
     def _inside(self, batch: Batch) -> Any:
         j, above = self.place or (self.column, self.above)
-        unit = jnp.arange(batch.x.shape[1]) == j
+        unit = jnp.equal(jnp.arange(batch.x.shape[1]), j)
         return batch.x @ unit.astype(batch.weight.dtype) > above  # a product, for x may be sparse
 
     def tally(self, batch: Batch) -> list[Any]:
