@@ -157,9 +157,9 @@ class Gap(Term):
             )
 
     def _inside(self, batch: Batch) -> Any:
-        place: Any = self.place or (self.column, self.above)
-        unit = jnp.equal(jnp.arange(batch.x.shape[1]), place[0])
-        return batch.x @ unit.astype(batch.weight.dtype) > place[1]  # a product, for x may be sparse
+        j, above = self.place or (self.column, self.above)
+        unit = jnp.arange(batch.x.shape[1]) == int(j)
+        return batch.x @ unit.astype(batch.weight.dtype) > above  # a product, for x may be sparse
 
     def tally(self, batch: Batch) -> list[Any]:
         """Rows of the group, and of the others."""
