@@ -366,9 +366,6 @@ def _loop(experiment: Experiment) -> Loop:
     clients = e.federation.clients
     layout = getattr(e.federation, "layout", None)  # of data split by features
     algorithm = e.algorithm.build(e.problem, clients if layout is None else layout, e.participation.rate(clients))
-    kept, hint = "slack" in algorithm.info, "Use ssca or vertical_ssca, or leave subject_to out."
-    ok = kept or not getattr(e.problem, "subject_to", ())
-    require(ok, "algorithm", "one that keeps constraints for this problem", e.algorithm.name, hint=hint)
     check_needs(algorithm, e.problem)
     return Loop(algorithm, e.problem, e.engine, e.stop or Never(), e.evaluate_every, e.timing, e.telemetry or "all")
 

@@ -237,6 +237,8 @@ def test_the_examples_of_constraints_run_as_printed(tmp_path, monkeypatch):
     sizes = [float(names[run].model.w.norm2()) for run in ("small", "same")]
     assert sizes[0] == pytest.approx(sizes[1], rel=1e-2)
     assert names["small"].history.last("multiplier_constraint_1") == names["nu"]
+    np.testing.assert_allclose(names["omega"], [-0.5, -0.5], atol=1e-9)
+    np.testing.assert_allclose([*names["slacks"], *names["multipliers"]], [0, 1], atol=1e-9)
 
 
 def test_the_examples_of_split_features_run_as_printed(tmp_path, monkeypatch):

@@ -59,7 +59,6 @@ def show(options: argparse.Namespace) -> int:
         print(json_text(about | {"needs": needs(cls)}), end="")
         return 0
     print(box + "\n\nSettings\n" + text_table(settings_table(cls)))
-    width = max(12, *(len(name) + 1 for name in cls.presets))
     print("\nPresets")
     width = max([12, *(len(name) + 2 for name in cls.presets)])
     for name, values in cls.presets.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ class Clients:
 
     sizes = np.array([5, 2, 4, 2])
     clients, features = 4, 2
+    dataset = SimpleNamespace(test=())
 
     def client(self, i):
         d = self.sizes[i]
