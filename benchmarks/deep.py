@@ -242,7 +242,8 @@ def pfl_round(rounds: int) -> float:
     """pfl's FedAvg, in its one process."""
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
-    from pfl.algorithm.federated_averaging import FederatedAveraging, NNAlgorithmParams
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
     from pfl.callback import TrainingProcessCallback
     from pfl.data.dataset import Dataset
     from pfl.data.federated_dataset import FederatedDataset

@@ -1,4 +1,4 @@
-"""FedSGD: one gradient a round. A file to copy for a new algorithm.
+"""Skeleton: one gradient a round. A file to copy for a new algorithm.
 
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson and B. A. y Arcas, "Communication-Efficient Learning of Deep Networks
 from Decentralized Data", AISTATS 2017. Section 2, FedSGD.
@@ -80,12 +80,12 @@ def theory_step(r: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class FedSGD(Settings):
-    """Settings of FedSGD."""
+class Skeleton(Settings):
+    """Settings of the skeleton."""
 
     step: float | None = None  # γ; None: 1/r̄
 
-    name: ClassVar[str] = "fedsgd"
+    name: ClassVar[str] = "skeleton"
     presets: ClassVar = {"theory": {}}
 
     def __post_init__(self) -> None:

@@ -2,8 +2,12 @@
 
 name = "adult"                        # what tables call the run (default: the algorithm)
 [data]       name = "adult"           # or csv = "file.csv", target = "…", categorical = […], drop = […], scale, coding
+             # or csv = { lab = "lab.csv", ward = "ward.csv" }  on = "id"  target = "…"  unmatched = "drop"
 [split]      how = "cuts"  clients = 50  seed = 0  holdout = 0.2           # and the split's own options
+             # how = "features"  clients = 4, or blocks = [["age", "sex"], ["dose"]]  names = […]  closer = 0
 [problem]    name = "logistic"  l2 = 1e-3  divide = true  intercept = false
+             # name = "constrained"  model = { name = "softmax" }  minimize = [{ term = "loss" }]
+             # subject_to = [{ term = "gap", column = "sex", at_most = 0.05 }]
 [algorithm]  name = "fedepm"  preset = "paper"  k0 = 12                    # any setting of `fedpact show NAME`
 [run]        rounds = 100  seed = 0  participation = 0.5  evaluate_every = 1  precision = "double"  engine = "local"
              # participation = { scheme = "poisson", rho = 0.5 } or { scheme = "covering", rho = 0.5, s0 = 4 }
@@ -26,7 +30,7 @@ from fedpact import data
 from fedpact.algorithms import algorithm as algorithm_named
 from fedpact.core.errors import DataError, FedpactError, InvalidArgument, require, unknown
 from fedpact.core.participation import Covering, Everyone, Fraction, Independent, Poisson, Schedule
-from fedpact.core.settings import Settings
+from fedpact.core.settings import Settings, called
 from fedpact.core.stop import GradientNorm, Rising, Rule, Seconds, Target, Variance, any_of
 from fedpact.core.vertical import Layout
 from fedpact.engines import ENGINES
@@ -48,7 +52,7 @@ STOPS: dict[str, Callable[[Any], Rule]] = {
     "variance": Variance,
     "seconds": Seconds,
     "rising": Rising,
-    "target": lambda values: _called("[stop] target", Target, values),
+    "target": lambda values: called("[stop] target", Target, values),
 }
 
 
@@ -71,8 +75,14 @@ def read(path: str | Path, changes: Iterable[str] = ()) -> dict[str, Any]:
         _apply(values, change)
     source = values.get("data")
     if isinstance(source, dict) and "csv" in source:  # relative to the file, so that it can be run from anywhere
-        source["csv"] = str((path.parent / str(source["csv"])).resolve())
+        source["csv"] = _beside(path, source["csv"])
     return values
+
+
+def _beside(path: Path, csv: Any) -> Any:
+    if isinstance(csv, dict):
+        return {party: _beside(path, one) for party, one in csv.items()}
+    return [_beside(path, one) for one in csv] if isinstance(csv, list) else str((path.parent / str(csv)).resolve())
 
 
 def toml_value(text: str) -> Any:
@@ -121,27 +131,15 @@ def build(values: Mapping[str, Any]) -> tuple[Experiment, str | None]:
     return Experiment(settings, problem, federation, stop=stop, **run), name
 
 
-def _called(where: str, build: Callable[..., Any], values: Any) -> Any:
-    """Call a class with a table's keys; an unknown or a missing key is named."""
-    if not isinstance(values, Mapping):
-        raise InvalidArgument(f"{where} must be a table, got {values!r}. Write it as {{ key = value }}.")
-    known = inspect.signature(build).parameters
-    for key in values:
-        if key not in known:
-            raise unknown(f"key of {where}", key, known)
-    for name, parameter in known.items():
-        if parameter.default is parameter.empty and name not in values:
-            raise InvalidArgument(f"{where} must have {name!r}, got only {', '.join(values) or 'nothing'}. Add it.")
-    return build(**values)
-
-
 def _federation(source: dict[str, Any], split: dict[str, Any]) -> Any:
+    if isinstance(source.get("csv"), (Mapping, list)):
+        return _aligned(source, split)
     if "csv" in source:
         if "path" in source:  # what the function calls it
             known = ["csv", *inspect.signature(data.from_csv).parameters]
             raise unknown("key of [data]", "path", [key for key in known if key != "path"])
         source = _without_owner(source, split.get("column"))
-        dataset = _called("[data]", data.from_csv, {"path": source.pop("csv"), **source})
+        dataset = called("[data]", data.from_csv, {"path": source.pop("csv"), **source})
     else:
         if "name" not in source:
             raise InvalidArgument("[data] must have 'name' or 'csv' and 'target', got neither. See: fedpact list")
@@ -149,6 +147,19 @@ def _federation(source: dict[str, Any], split: dict[str, Any]) -> Any:
         require(isinstance(name, str), "data.name", "the name of a dataset", name, hint="See: fedpact list")
         dataset = data.load(name, **source)
     return dataset.split(**split)
+
+
+def _aligned(source: dict[str, Any], split: dict[str, Any]) -> Any:
+    """A file per party, joined by ids: who holds which columns is said by the files."""
+    own = ("holdout", "seed")  # of [split]
+    known = [key for key in inspect.signature(data.align).parameters if key not in ("files", *own)]
+    for where, table, keys in (("[data]", source, ["csv", *known]), ("[split] of several files", split, ["how", *own])):
+        for key in table:
+            if key not in keys:
+                raise unknown(f"key of {where}", key, keys)
+    how = split.pop("how", "features")
+    require(how == "features", "how", '"features" where csv has a file per party', how, hint="Leave it out.")
+    return called("[data]", data.align, {"files": source.pop("csv"), **source, **split})
 
 
 def _without_owner(source: dict[str, Any], column: Any) -> dict[str, Any]:
@@ -178,7 +189,7 @@ def _problem(table: dict[str, Any]) -> Any:
     name = _named("problem", table, "logistic")
     if name not in PROBLEMS:
         raise unknown("problem", name, PROBLEMS)
-    return _called("[problem]", PROBLEMS[name], table)
+    return called("[problem]", PROBLEMS[name], table)
 
 
 def _algorithm(table: dict[str, Any]) -> Any:
@@ -197,14 +208,14 @@ def _run(table: dict[str, Any]) -> dict[str, Any]:
         name = options.pop("scheme", None)
         if not isinstance(name, str) or name not in SCHEMES:
             raise unknown("participation scheme", name, SCHEMES)
-        table["participation"] = _called("participation", SCHEMES[name], options)
+        table["participation"] = called("participation", SCHEMES[name], options)
     engine = table.get("engine")
     if isinstance(engine, Mapping):
         options = dict(engine)
         name = _named("run] engine = { … }, and [run", options)
         if name not in ENGINES:
             raise unknown("engine", name, ENGINES)
-        table["engine"] = _called("engine", ENGINES[name], options)
+        table["engine"] = called("engine", ENGINES[name], options)
     return table
 
 

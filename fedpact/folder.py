@@ -26,7 +26,7 @@ from fedpact.core.errors import CheckpointError, DataError, InvalidArgument, Out
 from fedpact.core.files import append_synced, make_folder, read_json, write_json, writing
 from fedpact.core.history import TELEMETRY, History
 from fedpact.core.stop import Outcome
-from fedpact.model import Model, problem_name
+from fedpact.model import Model, problem_name, trained
 
 #: Seconds of computing between two checkpoints.
 CHECKPOINT_SECONDS = 5.0
@@ -80,7 +80,7 @@ class RunFolder:
     """
 
     def __init__(self, folder: Path, experiment: Any, resuming: bool, source: Mapping[str, Any] | None = None) -> None:
-        problem_name(experiment.problem)  # the end saves a model: refuse now what could not be saved then
+        problem_name(trained(experiment.problem))  # the end saves a model: refuse now what could not be saved then
         self.folder, self.settings = folder, experiment.digest()
         self.written, self.saved_at = 0, -math.inf
         self.last: tuple[Any, History, float] | None = None

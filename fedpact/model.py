@@ -19,7 +19,7 @@ from fedpact.core.sealed import seal, unseal
 from fedpact.core.vector import Vector
 from fedpact.data.dataset import Schema, as_numbers, as_sparse, require_finite
 from fedpact.data.tables import read_rows
-from fedpact.problems import PROBLEMS, Network
+from fedpact.problems import PROBLEMS, Constrained, Network
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Model:
 
         A network of your own has to be given again as `problem`: its functions are not saved.
         """
-        path = Path(path)
+        path, problem = Path(path), trained(problem)
         if path.is_dir() and (path / "model.bin").is_file():
             path = path / "model.bin"
         if not path.is_file():
@@ -139,6 +139,11 @@ def _tree_like(problem: Any, arrays: dict[str, np.ndarray], path: Path) -> Vecto
 def plain_problem(problem: Any) -> dict[str, Any]:
     """A problem's settings as plain data."""
     return problem.to_dict() if hasattr(problem, "to_dict") else dataclasses.asdict(problem)
+
+
+def trained(problem: Any) -> Any:
+    """What a run of the problem trains and saves: of a constrained one the model."""
+    return problem.model if isinstance(problem, Constrained) else problem
 
 
 def problem_name(problem: Any) -> str:

@@ -30,18 +30,20 @@ from fedpact.core.files import make_folder, write_atomic, write_json
 from fedpact.core.history import TELEMETRY, History
 from fedpact.core.keys import Purpose
 from fedpact.core.loop import Loop
-from fedpact.core.participation import Schedule, as_participation
+from fedpact.core.participation import Everyone, Schedule, as_participation
 from fedpact.core.settings import Settings, plain
 from fedpact.core.stop import Never, Outcome, Rule
 from fedpact.data import Federation
 from fedpact.engines import HostEngine, LocalEngine, as_engine
 from fedpact.folder import RunFolder, load
 from fedpact.metrics import has_held_out, held_out
-from fedpact.model import Model, as_host, plain_problem, problem_name
-from fedpact.problems import PROBLEMS
+from fedpact.model import Model, as_host, plain_problem, problem_name, trained
+from fedpact.problems import PROBLEMS, Constrained
 from fedpact.problems.optimum import least
 from fedpact.report import Progress, curves, summary_table, write_report
 
+#: How the columns begin that say by how much a function exceeds its limit.
+LIMITED = ("constraint_", "worst_client")
 PRECISIONS = {"double": np.float64, "single": np.float32}
 
 
@@ -78,6 +80,8 @@ class Experiment:
         hint = "Use dataset.split_features(clients=4)." if wanted else "Use dataset.split(clients=10)."
         name = f"split by {'features' if wanted else 'rows'} for {self.algorithm.name}"
         require(split == wanted, "federation", name, given, hint=hint)
+        if isinstance(self.problem, Constrained):
+            object.__setattr__(self, "problem", self.problem.resolved(self.federation))
         kept = self.algorithm.constrains or not getattr(self.problem, "subject_to", ())
         hint = "Leave subject_to empty, or use ssca; vertical_ssca for data split by features."
         require(kept, "algorithm", "one that keeps constraints", self.algorithm.name, hint=hint)
@@ -98,6 +102,8 @@ class Experiment:
         if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         object.__setattr__(self, "participation", as_participation(self.participation))
+        everyone, hint = isinstance(self.participation, Everyone), "A round needs every party's columns."
+        require(everyone or not wanted, "participation", "1 for data split by features", self.participation, hint=hint)
         object.__setattr__(self, "engine", as_engine(self.engine))
         native = getattr(self.problem, "native", False)
         hint = "A problem that is not JAX's runs there only."
@@ -122,16 +128,18 @@ class Experiment:
     def config(self) -> dict[str, Any]:
         """The experiment as plain data: what the run folder, the report and the checkpoint's digest hold."""
         problem = next((n for n, cls in PROBLEMS.items() if isinstance(self.problem, cls)), type(self.problem).__name__)
+        parties = self.federation.table() if self.algorithm.vertical else {}
         return {
             "algorithm": {"name": self.algorithm.name, **self.algorithm.to_dict()},
             "problem": {"name": problem, **plain_problem(self.problem)},
             "data": {
                 "dataset": self.federation.dataset.name,
                 "split": self.federation.description,
-                "clients": self.federation.clients,
+                "clients": len(parties) or self.federation.clients,
                 "rows": int(self.federation.sizes.sum()),
                 "features": self.federation.features,
                 "digest": self.federation.digest,
+                **({"parties": parties} if parties else {}),
             },
             "run": {
                 "participation": self.participation.describe(),
@@ -198,7 +206,8 @@ class Run:
         }
         if "snr" in columns and not math.isnan(last("snr")):
             out["snr"] = last("snr")
-        return out
+        limited = [self.history.end(name) for name in columns if name.startswith(LIMITED)]
+        return out | ({"over_limit": max(limited), "kkt": last("kkt")} if limited else {})
 
     @property
     def coefficients(self) -> list[dict[str, Any]]:
@@ -357,15 +366,19 @@ def _loop(experiment: Experiment) -> Loop:
     clients = e.federation.clients
     layout = getattr(e.federation, "layout", None)  # of data split by features
     algorithm = e.algorithm.build(e.problem, clients if layout is None else layout, e.participation.rate(clients))
+    kept, hint = "slack" in algorithm.info, "Use ssca or vertical_ssca, or leave subject_to out."
+    ok = kept or not getattr(e.problem, "subject_to", ())
+    require(ok, "algorithm", "one that keeps constraints for this problem", e.algorithm.name, hint=hint)
     check_needs(algorithm, e.problem)
     return Loop(algorithm, e.problem, e.engine, e.stop or Never(), e.evaluate_every, e.timing, e.telemetry or "all")
 
 
 def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Path | None) -> Run:
-    model = Model(getattr(e.problem, "model", e.problem), as_host(end.model), e.federation.dataset.schema)
+    model = Model(trained(e.problem), as_host(end.model), e.federation.dataset.schema)
     scores = held_out(model, e.federation) if has_held_out(e.federation) else None
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
-    notices = [*loop.algorithm.notices, *_uncovered(e, loop.algorithm), *verdict, *_worse(e, end.history)]
+    given = [*_unmatched(e.federation), *_uncovered(e, loop.algorithm)]
+    notices = [*loop.algorithm.notices, *given, *verdict, *_worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
         notices.append(f"The run stopped: {end.where}. {_kept(end.history)}{loop.algorithm.breakdown}")
     label = name or e.algorithm.label
@@ -397,6 +410,15 @@ def _worse(e: Experiment, history: History) -> list[str]:
         f"The {name.replace('_', ' ')} ended above its start: {last:.5g} after {history.rounds} rounds, "
         f"from {first:.5g}; {lowest}. The model is worse than an untrained one. To change that, {e.algorithm.remedy}."
     ]
+
+
+def _unmatched(federation: Any) -> list[str]:
+    """Where records were left out because a party lacks them: a sentence."""
+    report = getattr(federation, "unmatched", {})
+    if not report:
+        return []
+    each = ", ".join(f"{said['missing']} of {said['records']} of {party}" for party, said in report.items())
+    return [f"Records that some party lacks were left out: {each}."]
 
 
 def _uncovered(e: Experiment, algorithm: Any) -> list[str]:
@@ -438,9 +460,8 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
     def after_block(carry: Any, history: History, elapsed: float) -> None:
         if keeper is not None:
             keeper.after_block(carry, history, elapsed)
-        residual = history.last("primal_residual") if "primal_residual" in history.columns else None
-        f, g = (history.last(n) if n in history.columns else math.nan for n in ("objective", "gradient"))
-        bar.update(history.rounds, f, g, residual)
+        shown = ("objective", "gradient", "primal_residual", "kkt")
+        bar.update(history.rounds, *(history.last(name) if name in history.columns else None for name in shown))
 
     try:
         (end,) = drive(

@@ -20,9 +20,11 @@ from fedpact.algorithms import ALGORITHMS
 from fedpact.core.contract import Algorithm, Batch, Oracle, wire_bytes
 from fedpact.core.errors import InvalidArgument
 from fedpact.core.keys import client_key
+from fedpact.core.vertical import Layout, Split, traffic
 from fedpact.data.partition import SPLITS
 from fedpact.experiment import RUN_KEYS, SCHEMES, STOPS, TABLES
 from fedpact.problems import PROBLEMS
+from fedpact.problems.constraints import TERMS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -77,7 +79,7 @@ def small() -> fp.data.Federation:
 
 def test_the_skeleton_runs_and_its_steps_are_gradient_steps(skeleton):
     federation, step = small(), 0.25
-    run = fp.run(skeleton.FedSGD(step=step), fp.LeastSquares(), federation, rounds=3)
+    run = fp.run(skeleton.Skeleton(step=step), fp.LeastSquares(), federation, rounds=3)
     w = np.zeros(3)
     for _ in range(3):
         gradients = [x.T @ (x @ w - y) / len(y) for x, y in map(federation.client, range(4))]
@@ -90,10 +92,10 @@ def test_the_skeleton_runs_and_its_steps_are_gradient_steps(skeleton):
 
 
 def test_the_skeleton_takes_the_theory_step_and_refuses_bad_ones(skeleton):
-    run = fp.run(skeleton.FedSGD(), fp.LeastSquares(), small(), rounds=3)
+    run = fp.run(skeleton.Skeleton(), fp.LeastSquares(), small(), rounds=3)
     assert np.all(np.diff(run.history.column("objective")) < 0)
     with pytest.raises(InvalidArgument, match="step"):
-        skeleton.FedSGD(step=-1.0)
+        skeleton.Skeleton(step=-1.0)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -103,13 +105,24 @@ def test_an_algorithms_page_opens_with_who_sees_what(name):
     assert title == "Who sees what"
     firsts = re.findall(r"^\| ([^|]+) \|", body, re.MULTILINE)
     assert firsts[:1] == ["message"]
-    assert {"Hello", "Broadcast", "Upload", "never leaves the client"} <= set(firsts)
+    sent = {"Task", "Partial", "Closed", "Feedback", "Block"} if ALGORITHMS[name].vertical else {"Broadcast", "Upload"}
+    assert sent | {"Hello", "never leaves the client"} <= set(firsts)
+
+
+LAYOUT = Layout(((0, 1), (2,), (3, 4)), ("a", "b", "c"), 0)
 
 
 def messages(name: str) -> tuple[Algorithm, dict[str, Any], dict[str, Any]]:
     """An algorithm for five parameters, its messages and its measures, from their types alone: nothing is computed."""
-    problem = fp.Logistic()
-    algorithm = ALGORITHMS[name]().build(problem, 4, 1.0)
+    problem: Any = fp.Logistic(l2=0.0) if ALGORITHMS[name].vertical else fp.Logistic()
+    if "ssca" in name:  # whose columns depend on the problem
+        limits = [fp.Loss() <= 1.0] if ALGORITHMS[name].vertical else [fp.Loss() <= 1.0, fp.ClientLoss() <= 1.0]
+        problem = fp.Constrained(problem, fp.Loss() + fp.Norm2(), limits)
+    return messages_of(ALGORITHMS[name](), problem)
+
+
+def messages_of(settings: Any, problem: Any) -> tuple[Algorithm, dict[str, Any], dict[str, Any]]:
+    algorithm = settings.build(problem, LAYOUT if settings.vertical else 4, 1.0)
     batch = Batch(np.ones((4, 10, 5)), np.ones((4, 10)), np.ones((4, 10)), np.arange(4))
     w0 = problem.init(5, np.float64)
 
@@ -118,20 +131,49 @@ def messages(name: str) -> tuple[Algorithm, dict[str, Any], dict[str, Any]]:
         clients, hellos = jax.vmap(lambda b: algorithm.join(w0, b, key))(batch)
         msg = algorithm.broadcast(algorithm.init(w0, hellos))
         step = jax.vmap(lambda c, b: algorithm.client_step(msg, c, b, Oracle(problem), key))
-        measures = jax.vmap(lambda c, b: algorithm.measure(msg, c, b))(clients, batch)
+        seen = (algorithm.observe or algorithm.broadcast)(algorithm.init(w0, hellos))
+        measures = jax.vmap(lambda c, b: algorithm.measure(seen, c, b))(clients, batch)
         return {"Hello": hellos, "Broadcast": msg, "Upload": step(clients, batch)[1]}, measures
 
     return algorithm, *jax.eval_shape(round_of, batch)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+def stated(name: str, message: str) -> str:
+    """The cell of a message's bytes on its algorithm's page."""
+    (row,) = re.findall(rf"^\| {message} \|.*$", page_of(name), re.MULTILINE)
+    return row.split(" | ")[2]
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if not ALGORITHMS[name].vertical])
 def test_the_bytes_on_an_algorithms_page_are_those_of_its_messages(name):
-    _, sent, _ = messages(name)
+    _, sent, _ = messages_of(ALGORITHMS[name](), fp.Logistic())
     for message, content in sent.items():
         size = wire_bytes(content) / (1 if message == "Broadcast" else 4)
-        (row,) = re.findall(rf"^\| {message} \|.*$", page_of(name), re.MULTILINE)
-        stated = row.split(" | ")[2]
-        assert eval(stated.replace("8n", "8 * 5"), {}) == size, f"{message}: {stated}"
+        told = stated(name, message)
+        assert eval(told.replace("8n", "8 * 5"), {}) == size, f"{message}: {told}"
+
+
+@pytest.mark.parametrize("functions", [1, 3])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if ALGORITHMS[name].vertical])
+def test_the_bytes_of_the_exchange_are_those_of_its_messages(name, functions):
+    """Two layers on 5 columns at three clients: relayed messages count on both ways; the closer sends itself none."""
+    model = fp.TwoLayer(inputs=5, hidden=7, classes=3)
+    split, w = Split.of(model), model.init(5, np.float64)
+    B, head = 11, w.size - 35
+    size = {
+        message: [
+            eval(
+                re.sub(r"(?<=[\dA-Z])(?=[A-Zn])", "*", stated(name, message)),
+                {"B": B, "H": 7, "P_i": p, "K": functions, "n_0": head},
+            )
+            for p in (2, 1, 2)
+        ]
+        for message in ("Task", "Partial", "Closed", "Feedback", "Block")
+    }
+    relayed = sum(size["Partial"][1:]) + sum(size["Feedback"][1:])
+    found = traffic(LAYOUT, split, w, B, functions, "two-step")
+    assert found.up == relayed + size["Closed"][0] + sum(size["Block"])
+    assert found.down == relayed + sum(size["Task"]) + 8 * head
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -174,6 +216,62 @@ def test_the_examples_in_python_run_as_printed(tmp_path, monkeypatch, capsys):
     assert names["deep"].history.rounds == names["mine"].history.rounds == 3
     assert names["mine"].history.last("objective") < names["mine"].history.column("objective")[0]
     assert "Huber(delta=0.5)" in capsys.readouterr().out
+
+
+def run_as_printed(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    blocks = re.findall(r"^```python\n(.*?)^```$", text(DOCS / page), re.MULTILINE | re.DOTALL)
+    assert blocks
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")
+    names: dict[str, Any] = {"__name__": "docs_example"}
+    for block in blocks:
+        exec(compile(block, page, "exec", dont_inherit=True), names)
+    return names
+
+
+def test_the_examples_of_constraints_run_as_printed(tmp_path, monkeypatch):
+    names = run_as_printed("constraints.md", tmp_path, monkeypatch)
+    assert names["run"].outcome.startswith("a stop rule was met")
+    assert names["run"].summary["over_limit"] < 1e-3
+    assert names["modest"].to_dict()["subject_to"][0]["function"] == "docs_example.confidence"
+    sizes = [float(names[run].model.w.norm2()) for run in ("small", "same")]
+    assert sizes[0] == pytest.approx(sizes[1], rel=1e-2)
+    assert names["small"].history.last("multiplier_constraint_1") == names["nu"]
+
+
+def test_the_examples_of_split_features_run_as_printed(tmp_path, monkeypatch):
+    names = run_as_printed("vertical.md", tmp_path, monkeypatch)
+    assert [len(block) for block in names["two"].blocks] == [2, 28]
+    assert names["run"].metrics["pooled"]["accuracy"] > 0.9
+    assert names["run"].history.column("participants").tolist() == [0] + 40 * [3]
+    assert names["joined"].unmatched["ward"]["missing"] == 3
+    assert names["found"].notices[-1] == "Records that some party lacks were left out: 3 of 60 of lab, 3 of 60 of ward."
+    assert (tmp_path / "out" / "joined" / "model.bin").is_file()
+
+
+def test_the_tables_of_these_pages_are_those_of_experiments(tmp_path):
+    """The problem in the file is the one in Python, and the split and the files are what `build` takes."""
+    (problem,) = re.findall(r"^```toml\n(.*?)^```$", text(DOCS / "constraints.md"), re.MULTILINE | re.DOTALL)
+    split, files = re.findall(r"^```toml\n(.*?)^```$", text(DOCS / "vertical.md"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "lab.csv").write_text("id,sugar\na,1\nb,2\nc,4\n")
+    (tmp_path / "ward.csv").write_text("id,age,outcome\na,1,well\nb,2,sick\nd,4,sick\n")
+    rest = '[data]\nname = "breast_cancer"\n[split]\nclients = 4\n[algorithm]\nname = "ssca"\n'
+    own = '[problem]\nname = "logistic"\nl2 = 0\n[algorithm]\nname = "vertical_ssca"\n'
+    built = []
+    for k, content in enumerate((problem + rest, split + '[data]\nname = "breast_cancer"\n' + own, files + own)):
+        (tmp_path / f"{k}.toml").write_text(content, encoding="utf-8")
+        built.append(experiment_module.build(experiment_module.read(tmp_path / f"{k}.toml"))[0])
+    terms = [function.terms[0][1] for function in built[0].problem.subject_to]
+    assert terms[:3] == [fp.Misses(of=0), fp.Gap("mean texture", 19.0), fp.ClientLoss()]
+    assert built[1].federation.parties == ("means", "errors", "worst")
+    assert built[2].federation.parties == ("lab", "ward")
+    assert built[2].federation.sizes.tolist() == [2]
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_every_term_is_explained(name):
+    assert f"| `{name}` |" in text(DOCS / "constraints.md")
+    assert f"`{name}`" in text(DOCS / "experiments.md")
 
 
 @pytest.mark.parametrize("engine", [fp.LocalEngine, fp.HostEngine])
@@ -223,7 +321,9 @@ def test_the_layout_names_every_module():
     assert set(re.findall(r"\w+", core)) <= files
 
 
-@pytest.mark.parametrize("key", [*RUN_KEYS, *STOPS, *SCHEMES, *SPLITS, *fp.data.names(), *(f"[{t}]" for t in TABLES)])
+@pytest.mark.parametrize(
+    "key", [*RUN_KEYS, *STOPS, *SCHEMES, *SPLITS, *PROBLEMS, *fp.data.names(), *(f"[{t}]" for t in TABLES)]
+)
 def test_every_key_is_in_the_reference(key):
     assert f"`{key}`" in text(DOCS / "experiments.md")
 
@@ -236,7 +336,7 @@ def accepted() -> dict[str, set[str]]:
 
     loaders = [getattr(fp.data, name) for name in fp.data.names()]
     return {
-        "data": {"name", "csv"} | arguments(fp.data.from_csv, *loaders) - {"path"},
+        "data": {"name", "csv"} | arguments(fp.data.from_csv, fp.data.align, *loaders) - {"path", "files", "holdout"},
         "split": {"clients", "how", "seed", "holdout"} | {key for keys in SPLITS.values() for key in keys},
         "problem": {"name"} | arguments(*PROBLEMS.values()),
         "algorithm": {"name", "preset"} | arguments(*ALGORITHMS.values()),

@@ -61,6 +61,7 @@ def show(options: argparse.Namespace) -> int:
     print(box + "\n\nSettings\n" + text_table(settings_table(cls)))
     width = max(12, *(len(name) + 1 for name in cls.presets))
     print("\nPresets")
+    width = max([12, *(len(name) + 2 for name in cls.presets)])
     for name, values in cls.presets.items():
         print(f"  {name:<{width}}{', '.join(f'{k}={v}' for k, v in values.items()) or '(the defaults)'}")
     print("\nNeeds of the problem, by preset")
@@ -71,19 +72,23 @@ def show(options: argparse.Namespace) -> int:
 
 def predict(options: argparse.Namespace) -> int:
     """`fedpact predict MODEL data.csv`."""
+    import numpy as np
+
     from fedpact.model import Model
 
     model = Model.load(options.model)
     values = model.predict_csv(options.data)
     classes = model.schema.classes if model.schema and model.problem.classifies else ()
+    many = values.ndim == 2  # a probability of every class
+    labels = [classes[int(np.argmax(v) if many else v > 0.5)] for v in values] if classes else []
     if options.json:
         found: dict[str, Any] = {"predictions": values.tolist()}
-        if classes:
-            found |= {"classes": list(classes), "labels": [classes[int(v > 0.5)] for v in values]}
-        text = json_text(found)
+        text = json_text(found | ({"classes": list(classes), "labels": labels} if classes else {}))
     elif classes:
-        lines = [f"{float(v)!r},{classes[int(v > 0.5)]}" for v in values]
-        text = "\n".join([f"probability of {classes[1]},label", *lines]) + "\n"
+        head = ",".join(f"probability of {name}" for name in (classes if many else classes[1:]))
+        cells = [",".join(map(repr, np.atleast_1d(v).tolist())) for v in values]
+        rows = [f"{cell},{label}" for cell, label in zip(cells, labels, strict=True)]
+        text = "\n".join([f"{head},label", *rows]) + "\n"
     else:
         text = "\n".join(["prediction", *(repr(float(v)) for v in values)]) + "\n"
     if options.out:

@@ -71,11 +71,12 @@ def _interruptible() -> Iterator[_Interrupt]:
 
 
 class _Wire(NamedTuple):
-    """Bytes: all hellos together, and one broadcast and one upload."""
+    """Bytes: all hellos together, and one broadcast and one upload; and how many parties one client stands for."""
 
     hello: int
     down: int
     up: int
+    parties: int = 1
 
 
 def drive(
@@ -106,6 +107,8 @@ def drive(
         _admit(loop, jax.tree.map(lambda a, t=trial: a[t], told) if trials else told, numbers)
     carry = jax.device_get(carry) if resumed else carry
     wire = _wire(loop, carry, hellos, data, root, trials)
+    layout = getattr(federations[0], "layout", None)  # of data split by features: a round is simulated as a whole
+    wire = wire if layout is None else wire._replace(parties=len(layout.columns))
     # A given schedule may be as uneven as it likes; the slots' room is worked out for random draws only.
     given = isinstance(participation, Schedule)
     capacities = None if given else loop.engine.capacities(data, participation.capacity(order.shape[1]), trials)
@@ -264,7 +267,7 @@ def _rows(
     gradients = mine.get("gradients", np.full(count, np.nan))
     return mine | {
         "round": history.rounds + np.arange(1, count + 1),
-        "participants": participants,
+        "participants": participants * wire.parties,
         "bytes_up": history.last("bytes_up") + total * wire.up,
         "bytes_down": history.last("bytes_down") + total * wire.down,
         "gradients": np.cumsum([history.last("gradients"), *gradients])[1:],  # the same sum wherever blocks are cut

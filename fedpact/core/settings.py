@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedpact.core.contract import Algorithm
-from fedpact.core.errors import is_number, require, unknown
+from fedpact.core.errors import InvalidArgument, is_number, require, unknown
 
 
 def plain(value: Any) -> Any:
     """A NumPy scalar as Python's: those of NumPy would widen single precision, and are no numbers to JSON."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def called(where: str, build: Callable[..., Any], values: Any, also: Iterable[str] = ()) -> Any:
+    """Call a class with a table's keys; an unknown or a missing key is named. `also` are keys that others took."""
+    if not isinstance(values, Mapping):
+        raise InvalidArgument(f"{where} must be a table, got {values!r}. Write it as {{ key = value }}.")
+    known = inspect.signature(build).parameters
+    for key in values:
+        if key not in known:
+            raise unknown(f"key of {where}", key, {*known, *also})
+    for name, parameter in known.items():
+        if parameter.default is parameter.empty and name not in values:
+            raise InvalidArgument(f"{where} must have {name!r}, got only {', '.join(values) or 'nothing'}. Add it.")
+    return build(**values)
 
 
 class Settings:

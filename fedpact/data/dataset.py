@@ -127,7 +127,8 @@ class Dataset:
     ) -> Federation:
         """Deal the rows to clients; `how` is one of the functions of `fedpact.data.partition`, `options` its own.
 
-        iid; cuts; sizes (sizes=); shards (shards=2); imbalanced; dirichlet (alpha=, least=1); column (column=).
+        iid; cuts; sizes (sizes=); shards (shards=2); imbalanced; dirichlet (alpha=, least=1); column (column=). With
+        how="features" it is `split_features`.
         `holdout` is the fraction of each client's rows that is set aside for testing; the columns are then scaled
         by the training rows of all clients together.
         """

@@ -68,6 +68,11 @@ class VerticalFederation(Federation):
         rows = Federation.digest.func(self)  # type: ignore[attr-defined]  # super().digest is stored by the same name
         return sha256(f"{rows}:{tuple(self.layout)!r}".encode()).hexdigest()
 
+    def table(self) -> dict[str, dict[str, Any]]:
+        """By party: how many features it has, whether it has the labels, and what `align` said of its records."""
+        about = lambda i: {"features": len(self.blocks[i]), "labels": i == self.closer}
+        return {party: about(i) | dict(self.unmatched.get(party, {})) for i, party in enumerate(self.parties)}
+
     def alignment(self) -> str:
         """What `align` left out, as a table with a line per party."""
         if not self.unmatched:
@@ -95,7 +100,7 @@ def _require_partition(
     nobody = [name for j, name in enumerate(columns) if j not in holder]
     if nobody:
         some = ", ".join(map(repr, nobody[:5])) + (", …" if len(nobody) > 5 else "")
-        text = f"blocks must hold all {len(columns)} columns, got {len(nobody)} that nobody holds: {some}"
+        text = f"blocks must have all {len(columns)} columns, got {len(nobody)} that nobody holds: {some}"
         raise InvalidArgument(f"{text}. Give each to a party.")
 
 

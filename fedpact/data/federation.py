@@ -142,6 +142,8 @@ def split(
     for option in options:
         if option not in known:
             raise unknown(f"option of the split {how!r}", option, known)
+    if how == "features":
+        return dataset.split_features(clients, holdout=holdout, seed=seed, **options)
     m = int(clients) if isinstance(clients, np.integer) else clients
     seed = require_draw(seed, holdout)
     own = np.setdiff1d(np.arange(dataset.rows), dataset.test)  # the dataset's test rows are nobody's

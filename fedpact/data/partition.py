@@ -1,5 +1,7 @@
 """Who holds which rows: pure functions from a generator and the rows (or labels) to one index array per client.
 
+The last split deals columns instead: `fedpact.data.features`.
+
 iid        shuffled, sizes equal to within one row
 cuts       shuffled, then cut at random points (FedEPM, Section VII.A), every d_i > 0.01·d/m
 sizes      shuffled, sizes given
@@ -7,6 +9,7 @@ shards     sorted by label, cut into equal shards, some per client (FedAvg, FedA
 imbalanced sorted by label, 1, 2, 3, … shards to pairs of clients (FedADMM, Table VI)
 dirichlet  every class shared out by Dirichlet proportions
 column     one client per value of a column
+features   columns to parties that share the records, in equal runs or as blocks says
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "imbalanced": (),
     "dirichlet": ("alpha", "least"),
     "column": ("column",),
+    "features": ("blocks", "names", "closer"),
 }
 """Each split and the options it takes."""
 

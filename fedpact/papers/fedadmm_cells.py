@@ -1,10 +1,10 @@
 """What the tables and figures of the FedADMM paper are computed from: runs to a test accuracy, kept in one CSV file.
 
 A cell is a dataset, a number of clients and a split, such as mnist-100-iid; an entry is an algorithm on it. A tenth of
-the clients takes part in a round; E_i is drawn from 1..E for FedADMM and FedProx. FedADMM has the preset `paper` (the
-released code's start and message, momentum 0.5) and a learning rate that is tuned like everybody else's; `printed` is
-Algorithm 1 as it stands. Baselines are tuned by successive halving over the paper's grid (five rounds, seed 0, test
-accuracy), then run on one seed for up to three times FedADMM's rounds; beyond, they are "> n".
+the clients takes part in a round; E_i is drawn from 1..E for FedProx and, unless said, FedADMM, which has the preset
+`paper` (the released code's start and message, momentum 0.5) and a learning rate that is tuned like everybody else's;
+`printed` is Algorithm 1 as it stands. Baselines are tuned by successive halving over the paper's grid (five rounds,
+seed 0, test accuracy), then run on one seed for up to three times FedADMM's rounds; beyond, they are "> n".
 
 Every finished run is a row of results.csv: what it was, its accuracies, hours, commit and machine. A run that is there
 is not run again, so a table can be filled over days; what is missing is "not run", with an estimate of its hours.

@@ -13,7 +13,8 @@ clients send theirs when they join.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -23,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpact.core.contract import Batch, Oracle
-from fedpact.core.errors import DataError, InvalidArgument, is_number, require, require_flags
+from fedpact.core.errors import DataError, InvalidArgument, is_number, require, require_flags, unknown
+from fedpact.core.settings import called
 from fedpact.core.vector import Vector
 from fedpact.core.vertical import Split
 from fedpact.problems.surrogate import solve_surrogate
@@ -112,32 +114,52 @@ class Gap(Term):
     """How much likelier class `of` is, by the model, for rows of one group than for the others; both ways round.
 
     |mean of p over rows with x[column] > above − mean of p over the other rows|; a limit makes two constraints of it.
+    `column` is a feature's name, and `above` then in the column's own units, or its number, and `above` as x has it.
     """
 
-    column: int
+    column: int | str
     above: float = 0.5
     of: int = 1
+    place: tuple[int, float] | None = field(default=None, init=False, repr=False, compare=False)  # of a name, in x
     signs = (1, -1)
     counted = 2
+
+    def resolved(self, schema: Any) -> Gap:
+        """The same that knows where its name is in x, and `above` as x is scaled; rounding alone is not above."""
+        names = [column.name for column in schema.columns]
+        require(is_number(self.above), "above of Gap", "a number", self.above)
+        out = dataclasses.replace(self)
+        if isinstance(self.column, str):
+            if self.column not in names:
+                raise unknown("column of Gap", self.column, names)
+            j = names.index(self.column)
+            scale, shift = schema.scale[j], schema.shift[j]
+            above = (self.above - shift) / scale + 1e-9 * max(1.0, abs(self.above / scale))
+            object.__setattr__(out, "place", (j, above))
+        return out
 
     def check(self, model: Any, federation: Any) -> None:
         """Two groups, neither of them empty."""
         _check_class(model, federation, self.of, "Gap")
-        n = federation.features
-        ok = isinstance(self.column, int) and not isinstance(self.column, bool) and 0 <= self.column < n
-        require(ok, "column of Gap", f"the number of a feature, from 0 to {n - 1}", self.column)
-        require(is_number(self.above), "above of Gap", "a number", self.above)
-        rows = np.concatenate(federation.rows)
-        inside = int(np.sum(np.asarray(federation.dataset.x[rows][:, [self.column]] > self.above)))
+        (j, above), n = self.place or (self.column, self.above), federation.features
+        ok = isinstance(j, int) and not isinstance(j, bool) and 0 <= j < n
+        require(ok, "column of Gap", f"the name of a feature, or its number from 0 to {n - 1}", self.column)
+        require(is_number(above), "above of Gap", "a number", self.above)
+        rows, schema = np.concatenate(federation.rows), federation.dataset.schema
+        x = federation.dataset.x[rows][:, [j]]
+        inside = int(np.sum(np.asarray(x > above)))
         if inside in (0, len(rows)):
+            own = (1.0, 0.0) if self.place is None else (schema.scale[j], schema.shift[j])
+            least, most = (f"{round(float(v) * own[0] + own[1], 9):.6g}" for v in (x.min(), x.max()))
             raise DataError(
-                f"rows with feature {self.column} above {self.above} must be some but not all for Gap, got {inside} of "
-                f"{len(rows)}. Choose another column or another value of `above`."
+                f"rows with column {self.column!r} above {self.above} must be some but not all for Gap, got {inside} "
+                f"of {len(rows)}: its values are from {least} to {most}. Choose another column or another `above`."
             )
 
     def _inside(self, batch: Batch) -> Any:
-        unit = jnp.arange(batch.x.shape[1]) == self.column
-        return batch.x @ unit.astype(batch.weight.dtype) > self.above  # a product, for x may be sparse
+        j, above = self.place or (self.column, self.above)
+        unit = jnp.equal(jnp.arange(batch.x.shape[1]), j)
+        return batch.x @ unit.astype(batch.weight.dtype) > above  # a product, for x may be sparse
 
     def tally(self, batch: Batch) -> list[Any]:
         """Rows of the group, and of the others."""
@@ -262,13 +284,14 @@ class Constrained:
     plain = False  # whether it is a problem without terms, asked through its oracle
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", _read_model(self.model))
         require(hasattr(self.model, "predict"), "model", "a problem such as fedpact.Logistic()", self.model)
-        goal = _function(self.minimize)
+        goal = _function(_read_sum("minimize", self.minimize))
         hint = "What must stay below a limit goes into subject_to."
         require(goal.limit is None, "minimize", "a function without a limit", goal, hint=hint)
         given = self.subject_to if isinstance(self.subject_to, (tuple, list)) else (self.subject_to,)
         object.__setattr__(self, "minimize", goal)
-        object.__setattr__(self, "subject_to", tuple(_function(one) for one in given))
+        object.__setattr__(self, "subject_to", tuple(_function(_read_constraint(one)) for one in given))
         require(not _caps(goal), "minimize", "free of ClientLoss, which is for constraints", goal)
         for one in self.subject_to:
             require(one.limit is not None, "subject_to", "functions with limits, such as Loss() <= 0.1", one)
@@ -283,6 +306,26 @@ class Constrained:
         for c, term in (pair for one in (goal, *self.subject_to) for pair in one.terms):
             convex = not getattr(term, "exact", False) or c >= 0
             require(convex, f"coefficient of {term}", "at least 0 where it is kept exact", c)
+
+    # As plain data, and on a dataset
+
+    def to_dict(self) -> dict[str, Any]:
+        """What experiment files, configurations and digests hold; Constrained(**it) is the same problem.
+
+        A function of one's own (`PerRow`) is known by its name, and cannot be read back.
+        """
+        return {
+            "model": _plain_model(self.model),
+            "minimize": [_plain_term(c, term) for c, term in self.minimize.terms],
+            "subject_to": [_plain_constraint(one) for one in self.subject_to],
+        }
+
+    def resolved(self, federation: Any) -> Constrained:
+        """The same that knows where columns given by name are."""
+        schema = federation.dataset.schema
+        placed = lambda term: term.resolved(schema) if isinstance(term, Gap) else term
+        sums = [Function(tuple((c, placed(t)) for c, t in f.terms), f.limit) for f in (self.minimize, *self.subject_to)]
+        return dataclasses.replace(self, minimize=sums[0], subject_to=tuple(sums[1:]))
 
     # The functions, taken apart
 
@@ -518,3 +561,90 @@ class _Plain(Constrained):
 def as_constrained(problem: Any) -> Constrained:
     """Any problem as one with terms: its own objective, and no constraint."""
     return problem if isinstance(problem, Constrained) else _Plain(problem, _Whole(problem))
+
+
+# Problems as plain data
+
+#: The terms that an experiment file may name.
+TERMS: dict[str, type[Term]] = {
+    "loss": Loss,
+    "gap": Gap,
+    "misses": Misses,
+    "norm1": Norm1,
+    "norm2": Norm2,
+    "client_loss": ClientLoss,
+}
+
+
+def _read_model(given: Any) -> Any:
+    """A model from its name, or from { name = "two_layer", hidden = 128 }."""
+    if not isinstance(given, (str, Mapping)):
+        return given
+    from fedpact.problems import PROBLEMS  # which holds this module's problem
+
+    options = {"name": given} if isinstance(given, str) else dict(given)
+    known = [name for name in PROBLEMS if name != "constrained"]
+    name = options.pop("name", None)
+    if not isinstance(name, str) or name not in known:
+        raise unknown("name of the model", name, known)
+    return called(f"the model {name!r}", PROBLEMS[name], options, also=["name"])
+
+
+def _read_term(where: str, given: Any, also: Sequence[str] = ()) -> Function:
+    """times · term, from { term = "gap", times = 2, column = "sex" }."""
+    if not isinstance(given, Mapping) or "term" not in given:
+        got = f"got {given!r}" if not isinstance(given, Mapping) else f"got only {', '.join(given) or 'nothing'}"
+        raise InvalidArgument(f"{where} must have a 'term', {got}. Write {{ term = \"loss\" }}.")
+    options = {key: value for key, value in given.items() if key not in also}
+    name, times = options.pop("term"), options.pop("times", 1.0)
+    if not isinstance(name, str) or name not in TERMS:
+        raise unknown("term", name, TERMS, hint="A function of your own is for Python: PerRow.")
+    require(is_number(times), f"times of the term {name!r}", "a number", times)
+    return times * called(f"the term {name!r}", TERMS[name], options, also=["term", "times", *also])
+
+
+def _read_sum(where: str, given: Any) -> Any:
+    """A sum of terms from their list, or from one; anything else is returned."""
+    if not isinstance(given, (list, tuple, Mapping)):
+        return given
+    listed = [given] if isinstance(given, Mapping) else given
+    require(listed, where, "at least one term", given)
+    return Function(tuple(pair for one in listed for pair in _read_term(where, one).terms))
+
+
+def _read_constraint(given: Any) -> Any:
+    """A constraint from { term = "loss", at_most = 0.1 } or { terms = […], at_most = 0.1 }."""
+    if not isinstance(given, Mapping):
+        return given
+    if "at_most" not in given:
+        raise InvalidArgument(f"subject_to must have 'at_most', got only {', '.join(given) or 'nothing'}. Add it.")
+    if "terms" not in given:
+        return _read_term("subject_to", given, also=["at_most"]) <= given["at_most"]
+    for key in given:
+        if key not in ("terms", "at_most"):
+            raise unknown("key of a constraint with 'terms'", key, ("terms", "at_most"))
+    return _function(_read_sum("terms", given["terms"])) <= given["at_most"]
+
+
+def _plain_model(model: Any) -> dict[str, Any]:
+    from fedpact.problems import PROBLEMS
+
+    name = next((name for name, cls in PROBLEMS.items() if isinstance(model, cls)), type(model).__name__)
+    return {"name": name, **(model.to_dict() if hasattr(model, "to_dict") else dataclasses.asdict(model))}
+
+
+def _plain_term(times: float, term: Term) -> dict[str, Any]:
+    name = next((name for name, cls in TERMS.items() if type(term) is cls), type(term).__name__)
+    out: dict[str, Any] = {"term": name} | ({"times": float(times)} if times != 1 else {})
+    if not isinstance(term, PerRow):
+        return out | {f.name: getattr(term, f.name) for f in dataclasses.fields(term) if f.init}  # type: ignore[arg-type]
+    f = term.function
+    known_by = f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', repr(f))}"
+    return out | {"term": "per_row", "title": term.title, "function": known_by}
+
+
+def _plain_constraint(function: Function) -> dict[str, Any]:
+    terms = [_plain_term(c, term) for c, term in function.terms]
+    limit = function.limit
+    most = [float(v) for v in limit] if isinstance(limit, (list, tuple)) else float(limit)
+    return {**terms[0], "at_most": most} if len(terms) == 1 else {"terms": terms, "at_most": most}

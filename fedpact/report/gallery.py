@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedpact.report.captions import Plot, capital, first_plots, other_plots
 from fedpact.report.metrics import (
     calibration_figure,
     client_rows,
@@ -22,54 +25,6 @@ from fedpact.report.points import lowest, points
 from fedpact.report.style import render
 from fedpact.report.tables import html_table
 from fedpact.report.view import RunView, columns, labels, measured
-
-# y, x, whether as the gap to the minimum, heading, detail
-_PLOTS = (
-    ("objective", "round", False, "Objective against rounds", ""),
-    ("gradient", "round", False, "Squared norm of the mean gradient against rounds", "0 at a stationary point."),
-    ("objective", "bytes", True, "Gap to the minimum against bytes sent", "Both directions."),
-    ("objective", "gradients", True, "Gap to the minimum against gradient evaluations", "All clients together."),
-    ("accuracy", "round", False, "Training accuracy against rounds", "Held-out scores, if any, are below."),
-    ("test_accuracy", "round", False, "Test accuracy against rounds", "On the dataset's own test set."),
-    ("test_accuracy", "bytes", False, "Test accuracy against bytes sent", "Both directions."),
-    ("test_loss", "round", False, "Test loss against rounds", "On the dataset's own test set."),
-    ("train_loss", "round", False, "Training loss of the round's clients", "Mean over the batches of the last epoch."),
-    ("snr", "round", False, "Signal-to-noise ratio of the uploads against rounds", ""),
-    (
-        "penalty",
-        "round",
-        False,
-        "Penalised objective against rounds",
-        "At the clients' own models; noise and distance from w count.",
-    ),
-    (
-        "lagrangian",
-        "round",
-        False,
-        "Augmented Lagrangian against rounds",
-        "At the clients' own models; ADMM lowers it.",
-    ),
-    ("lyapunov", "round", False, "Lyapunov value against rounds", "Falls in every round where the theorems apply."),
-    ("primal_residual", "round", False, "Primal residual against rounds", "Distance of the clients' models from w."),
-    ("dual_residual", "round", False, "Dual residual against rounds", "How far w moved, in units of the multipliers."),
-    ("dual_sum", "round", False, "Norm of the sum of the multipliers against rounds", "0 at a solution."),
-    ("stationarity", "round", False, "Residual of the clients' subproblems against rounds", "0 where all are solved."),
-    ("violations", "round", False, "Local steps solved too coarsely", "Share that misses (3.5); the theorems need 0."),
-)
-# Columns that few readers look for: heading, detail
-_OTHERS = {
-    "descent": ("Descent function of FedEPM against rounds", "Without noise it falls from round to round."),
-    "epsilon": ("Accuracy asked of the clients' solves", "The largest ε_i; it shrinks. It is no privacy budget."),
-    "noise_scale": ("Scale of the noise on the uploads", "The largest of all clients' last uploads."),
-    "v": ("Optimality gap V of FedADMM against rounds", "(7) of the paper; 0 at a stationary point."),
-    "epochs": ("Epochs of the round's clients", "Mean; drawn from 1..E where the work varies."),
-    "eta": ("Server's step η", ""),
-    "rho": ("Penalty ρ", ""),
-    "control": ("Norm of the server's control variate", ""),
-    "accuracy_met": ("Residual of the clients' subproblems", "The largest ‖∇L_i‖², of (6)."),
-    "spread": ("Distance of the uploads from the model", "Mean of the squares; 0 where all clients agree."),
-}
-_BOOKKEEPING = ("round", "participants", "bytes", "bytes_up", "bytes_down", "gradients", "local_seconds", "seconds")
 
 
 class Gallery:
@@ -105,29 +60,37 @@ def plots_section(
     reference = (lowest(runs) if several else None) if minimum is None else minimum
     whose = "the lowest objective of these runs" if minimum is None else "the least objective"
 
-    def plot(y: str, x: str, gap: bool, heading: str, detail: str) -> str:
-        if not any(measured(run, x, y) for run in runs) or (gap and reference is None):
+    def plot(one: Plot) -> str:
+        mine = [run if _means(run, one) else _without(run, one.y) for run in runs]
+        if not any(measured(run, one.x, one.y) for run in mine) or (one.gap and reference is None):
             return ""
-        if y == "noise_scale" and not any(np.any(points(run, x, y)[1]) for run in runs):
+        if one.y == "noise_scale" and not any(np.any(points(run, one.x, one.y)[1]) for run in mine):
             return ""  # there was no noise
-        if gap:
+        detail = one.detail
+        if one.gap:
             detail += f" The minimum is {whose}, {reference:.10g}; a run that reaches it leaves the logarithmic scale."
-        detail += _not_measured(runs, x, y)
-        drawn = curves(runs, y, x, minimum=reference if gap else None)
-        return gallery.add(drawn, f"{y} {'gap ' if gap else ''}by {x}", heading, detail.strip())
+        detail += _not_measured(mine, one.x, one.y)
+        drawn = curves(mine, one.y, one.x, minimum=reference if one.gap else None, level=one.level)
+        return gallery.add(drawn, f"{one.y} {'gap ' if one.gap else ''}by {one.x}", one.heading, detail.strip())
 
-    text = _grid(plot(*one) for one in _PLOTS)
+    text = _grid(map(plot, first_plots(runs)))
     text = f'<p class="note">Also in plots/ as SVG and PNG.</p>\n{text}' if text else ""
     text += "\n".join(gallery.add(figure, caption, caption, wide=True) for caption, figure in figures.items())
-    shown = {one[0] for one in _PLOTS} | set(_BOOKKEEPING)
-    others = [name for name in dict.fromkeys(c for run in runs for c in columns(run)) if name not in shown]
-    words = {name: _OTHERS.get(name, (f"{_capital(name)} against rounds", "")) for name in others}
-    rest = _grid(plot(name, "round", False, *text) for name, text in words.items())
+    rest = _grid(map(plot, other_plots(runs)))
     return text + (f"\n<details><summary>Other measured quantities</summary>\n{rest}</details>" if rest else "")
 
 
-def _capital(name: str) -> str:
-    return name[:1].upper() + name[1:].replace("_", " ")
+def _means(run: RunView, one: Plot) -> bool:
+    """Whether a run means by the column what the plot does."""
+    there = columns(run)
+    return (not one.beside or one.beside in there) and one.without not in there
+
+
+def _without(run: RunView, column: str) -> Any:
+    """The run as if it did not have a column; it keeps its place among the others."""
+    kept = [name for name in run.history.columns if name != column]
+    history = SimpleNamespace(columns=kept, rounds=run.history.rounds, column=run.history.column)
+    return SimpleNamespace(name=run.name, history=history)
 
 
 def _not_measured(runs: Sequence[RunView], x: str, y: str) -> str:
@@ -153,7 +116,7 @@ def metrics_section(gallery: Gallery, runs: Sequence[RunView]) -> str:
     if spread:
         text += f"<h3>Spread over clients</h3>\n{html_table(spread, label='Spread over clients')}\n"
     drawn = [
-        gallery.add(figure, f"clients {metric}", f"{_capital(metric)} over the clients, by run")
+        gallery.add(figure, f"clients {metric}", f"{capital(metric)} over the clients, by run")
         for metric, figure in spread_figures(runs).items()
     ]
     calibration = calibration_figure(runs)

@@ -22,7 +22,13 @@ Claim = tuple[str, bool | None, str]  # what is claimed, whether it holds (None:
 
 MOST_COEFFICIENTS = 20
 
-_HEADINGS = {"accuracy": "training accuracy", "gradient": "‖∇f‖²", "gradients": "gradient evaluations", "snr": "SNR"}
+_HEADINGS = {
+    "accuracy": "training accuracy",
+    "gradient": "‖∇f‖²",
+    "gradients": "gradient evaluations",
+    "snr": "SNR",
+    "kkt": "KKT residual",
+}
 _VERDICTS = {True: ("holds", "✓ holds"), False: ("fails", "✗ does not hold"), None: ("open", "– not tested")}
 
 
@@ -83,7 +89,24 @@ def _summary(runs: Sequence[RunView]) -> str:
     rows = [{"run": label, **run.summary} for label, run in zip(names, runs, strict=True)]
     ends = [{"run": label, "why it stopped": run.outcome} for label, run in zip(names, runs, strict=True)]
     headings = {key: _HEADINGS.get(key, key.replace("_", " ")) for row in rows for key in row}
-    return html_table(rows, headings, "Summary of all runs") + "\n" + html_table(ends, label="Why each run stopped")
+    tables = [html_table(rows, headings, "Summary of all runs"), html_table(ends, label="Why each run stopped")]
+    return "\n".join([*tables, *_parties(runs)])
+
+
+def _parties(runs: Sequence[RunView]) -> list[str]:
+    """Who holds the columns of feature-split data, and which records the parties share: each split once."""
+    found: list[Mapping[str, Any]] = []
+    for run in runs:
+        parties = run.config.get("data", {}).get("parties")
+        if parties and parties not in found:
+            found.append(parties)
+    rows = [[{"party": name, **about} for name, about in parties.items()] for parties in found]
+    headings = {"party": "party", "features": "features", "labels": "has the labels", "records": "records"}
+    headings |= {"kept": "kept", "missing": "missing elsewhere", "examples": "such as"}
+    return [
+        f"<h3>Parties</h3>\n{html_table(one, {k: v for k, v in headings.items() if k in one[0]}, 'Parties')}"
+        for one in rows
+    ]
 
 
 def _extra_tables(tables: Mapping[str, Rows]) -> str:

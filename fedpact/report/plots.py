@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpact.core.errors import require, require_positive_int
 from fedpact.report.points import SHARES, loggable, points, spans, thin, unit
-from fedpact.report.style import add_legend, colour, line_style, plain, save, sheet, slot, theme, use_log
+from fedpact.report.style import add_legend, around, colour, line_style, plain, save, sheet, slot, theme, use_log
 from fedpact.report.tables import format_value
 from fedpact.report.view import RunView, labels, require_column
 
@@ -39,11 +39,14 @@ def curves(
     title: str | None = None,
     minimum: float | None = None,
     *,
+    level: float | None = None,
     logx: bool | Literal["auto"] = "auto",
     axes: Axes | None = None,
 ) -> Figure:
     """Column `y` against column `x`, one line per run; with `minimum`, the gap y − minimum.
 
+    With `level`, values are shown around a line there, on an axis that is logarithmic on both sides of it where most of
+    them are near it.
     `x="bytes"` counts both directions. 'auto' takes a logarithmic y for a gap or for values that span a factor of 50
     (zeros apart), and a logarithmic x when the runs end a factor of 30 apart. A run without these columns has no line;
     that no run has one is an `UnknownName`. Rounds that were not measured are skipped; so are values that a logarithm
@@ -62,7 +65,7 @@ def curves(
             and every_y.min(initial=0) >= 0
             and spans(np.concatenate([ys[loggable(ys)] for _, ys in lines.values()]), 50)
         )
-        log_y = (minimum is not None or wide) if logy == "auto" else logy
+        log_y = (minimum is not None or (wide and level is None)) if logy == "auto" else logy
         log_x = (x != "round" and spans(ends, 30)) if logx == "auto" else logx
         x_factor, x_label = unit(x, every_x)
         y_factor, y_label = unit(y, every_y)
@@ -77,6 +80,8 @@ def curves(
         if minimum is not None:
             y_label += " − minimum"
         _dress(axes, x_label, y_label, title, log_x and drawn > 0, log_y and drawn > 0)
+        if level is not None and drawn:
+            around(axes, level, every_y)
         if x == "round":
             axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
         if not drawn:

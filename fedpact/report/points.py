@@ -17,9 +17,11 @@ AXIS_LABELS = {
     "epsilon": "accuracy asked for, largest ε_i",
     "gradient": "squared gradient norm ‖∇f‖²",
     "gradients": "gradient evaluations",
+    "kkt": "KKT residual",
     "local_seconds": "seconds of client work",
     "snr": "signal-to-noise ratio",
     "violations": "share of local steps",
+    "worst_client": "largest loss − limit",
 }
 SHARES = ("accuracy", "test_accuracy", "violations")  # of 1: shown on a linear axis
 
@@ -52,7 +54,9 @@ def spans(numbers: np.ndarray, factor: float) -> bool:
 
 def unit(column: str, numbers: np.ndarray) -> tuple[float, str]:
     """What to divide a column by, and its axis label with the unit: 3e6 bytes are shown as 3 MB."""
-    label = AXIS_LABELS.get(column, column.replace("_", " ")).replace("$", r"\$")
+    stems = {"constraint_": "value − limit", "multiplier_": "multiplier ν"}
+    usual = next((text for stem, text in stems.items() if column.startswith(stem)), column.replace("_", " "))
+    label = AXIS_LABELS.get(column, usual).replace("$", r"\$")
     largest = numbers.max(initial=0.0)
     if column.startswith("bytes"):
         return next(((size, f"{unit} {label}") for size, unit, _ in _UNITS if largest >= size), (1.0, f"bytes {label}"))

@@ -44,12 +44,17 @@ class Progress:
         self._unicode = self._encoding.lower().startswith("utf")
 
     def update(
-        self, round: int, objective: float | None = None, gradient: float | None = None, residual: float | None = None
+        self,
+        round: int,
+        objective: float | None = None,
+        gradient: float | None = None,
+        residual: float | None = None,
+        kkt: float | None = None,
     ) -> None:
         """Note that `round` is done; redraws at most ten times a second (a plain line at most every ten seconds)."""
         self._round = round
-        names = ("f", "‖∇f‖²", "‖w_i−w‖") if self._unicode else ("f", "|grad f|^2", "|w_i-w|")
-        numbers = dict(zip(names, (objective, gradient, residual), strict=True))
+        names = ("f", "‖∇f‖²", "‖w_i−w‖", "KKT") if self._unicode else ("f", "|grad f|^2", "|w_i-w|", "KKT")
+        numbers = dict(zip(names, (objective, gradient, residual, kkt), strict=True))
         self._facts = {
             name: _short(value) for name, value in numbers.items() if value is not None and not math.isnan(value)
         }
@@ -95,7 +100,7 @@ class Progress:
     def _bar_line(self, width: int, final: bool) -> str:
         """The longest line that fits: what matters least goes first, and the bar takes the room that remains."""
         fields = {"label": _cut(self.label, max(8, min(28, width // 5))), **self._fields(final)}
-        for name in ("", "elapsed", "‖∇f‖²", "|grad f|^2", "‖w_i−w‖", "|w_i-w|", "label", "f", "left"):
+        for name in ("", "elapsed", "‖∇f‖²", "|grad f|^2", "‖w_i−w‖", "|w_i-w|", "KKT", "label", "f", "left"):
             fields.pop(name, None)
             label, rest = fields.get("label", ""), "  ".join(v for k, v in fields.items() if k != "label")
             room = width - len(rest) - (display_width(label) + 2 if label else 0) - 4

@@ -146,6 +146,15 @@ def use_log(axes: Axes, which: str) -> None:
     axis.set_minor_formatter(_PowerLabels(minor_thresholds=(1, 0.4)))
 
 
+def around(axes: Axes, level: float, ys: np.ndarray) -> None:
+    """A line at `level`; where most values are far nearer to it than the farthest, both sides are logarithmic."""
+    axes.axhline(level, color="#8a8a8a", linewidth=1, zorder=1, label="limit")
+    far, near = np.max(np.abs(ys - level)), np.median(np.abs(ys - level))
+    if level == 0 and near > 0 and far > 20 * near:
+        axes.set_yscale("symlog", linthresh=10 ** math.floor(math.log10(near)))
+        axes.yaxis.set_major_formatter(_PowerLabels())
+
+
 def add_legend(figure: Figure) -> None:
     """One legend below all axes, every label once, and the figure made taller by the room that it takes."""
     entries: dict[str, Any] = {}

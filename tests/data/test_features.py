@@ -147,7 +147,7 @@ def test_blocks_cannot_be_changed(dataset):
         ({"blocks": [range(6), [6, 6]]}, r"column 'x6' \(number 6\) must be in one block, once, got \['1', '1'\]\."),
         (
             {"blocks": [[1], [3]]},
-            r"must hold all 7 columns, got 5 that nobody holds: 'x0', 'x2', 'x4', 'x5', 'x6'\. Give",
+            r"must have all 7 columns, got 5 that nobody holds: 'x0', 'x2', 'x4', 'x5', 'x6'\. Give",
         ),
         ({"blocks": [[1], []]}, r"block of party '1' must be at least one column"),
         ({"clients": 3, "names": ["a", "b"]}, r"names of the parties must be one per block \(3\), got 2\."),

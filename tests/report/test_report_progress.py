@@ -64,6 +64,12 @@ def test_it_redraws_at_most_ten_times_a_second_and_ends_with_the_last_round(cloc
     assert stream.getvalue().endswith("\nDone: 1,000 rounds.\n")
 
 
+def test_a_constrained_run_shows_its_kkt_residual(clock):
+    stream = Terminal()
+    Progress(40, "SSCA", stream, clock=clock).update(10, objective=0.5, gradient=None, residual=None, kkt=1e-4)
+    assert "f 0.500000  KKT 1.0000e-04" in stream.getvalue()
+
+
 def test_what_was_not_measured_is_not_shown(clock):
     stream = Terminal()
     Progress(10, "x", stream, clock=clock).update(1, objective=float("nan"), gradient=0.5)
