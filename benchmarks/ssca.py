@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import runpy
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,12 +68,7 @@ def rounds(repeats: int) -> dict[str, Any]:
 
 
 def solver(repeats: int) -> dict[str, float]:
-    import sys
-    from pathlib import Path
-
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "problems"))
-    from conic import conic
-
+    conic = runpy.run_path(str(Path(__file__).parents[1] / "tests" / "helpers_conic.py"))["conic"]
     rng = np.random.default_rng(0)
     d = 100_000
     objective = (rng.normal(size=d), 0.5)

@@ -88,7 +88,7 @@ def test_rules_on_columns_that_are_not_measured_are_refused(federation):
         fp.run(fp.FedSGD(), PROBLEM, plain, rounds=1, stop=fp.stop.Target("test_accuracy", 0.9, above=True))
     with pytest.raises(UnknownName, match=r"^telemetry must be one of all, test, got 'tests'\. Did you mean 'test'\?"):
         fp.run(fp.FedSGD(), PROBLEM, federation, rounds=1, telemetry="tests")
-    for options in ({"engine": "local"}, {}):
+    for options in ({"engine": "debug"}, {}):
         where = federation if options else plain
         with pytest.raises(InvalidArgument, match=r"^telemetry must be \"all\" here, got 'test'\. It needs the engine"):
             fp.run(fp.FedSGD(), PROBLEM, where, rounds=1, telemetry="test", **options)

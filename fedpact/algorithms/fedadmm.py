@@ -16,8 +16,8 @@ V of (7) → v.
 Differs from the paper:
 - start="global" and message="double" are what the released code does: training starts from θ, and 2(w_i⁺ − θ) is
   sent. With the printed warm start a client that takes part for the first time in round t trains from θ⁰. The preset
-  `printed` is the box above; `paper` is the released code's choice, with its momentum of 0.5. Whether it gives the
-  rounds of Table III is not settled: docs/papers.md.
+  `printed` is the box above; `paper` is the released code's choice, with its momentum of 0.5. What it gives of
+  Table III is in docs/papers_admm.md.
 - besides SGD a client may take gradient steps on all rows or L-BFGS, and stop at (6) instead of after E_i epochs.
 - α_i is 1, or m·n_i/n with weights="rows": the paper's n_i/n on the scale of the first.
 - Theorem 1 needs η = |S|/m (eta="participation") and ρ > (1+√5)L (rho="lipschitz"); the experiments have η = 1,

@@ -59,8 +59,8 @@ RANDOM = {
 }
 SETTINGS = {name: cls(**SMALL.get(name, {})) for name, cls in ALGORITHMS.items()}
 COHORTS = ((0, 2, 5), (1, 2, 3, 6), (4,), (), (0, 1, 2, 3, 4, 5, 6), (3, 6))
-#: Of data split by features there is one client, which is all parties.
-TOGETHER = tuple((0,) if chosen else () for chosen in COHORTS)
+#: Of data split by features there is one client, which is all parties, and a round needs them all.
+TOGETHER = ((0,),) * len(COHORTS)
 ONE = LocalEngine(buckets=1)
 ZERO = vector(np.zeros(4), intercept=True)
 
@@ -87,7 +87,7 @@ def cohorts_of(settings):
 
 
 def options_of(settings):
-    return {"participation": cohorts_of(settings), "rounds": len(COHORTS)}
+    return {"participation": 1.0 if settings.vertical else COHORTS, "rounds": len(COHORTS)}
 
 
 def played(settings, cohorts=None, order=None):
@@ -310,7 +310,8 @@ def test_bytes_are_participants_times_message_sizes(name, run_once, rounds):
     history = run_once(settings, ONE, **options_of(settings)).history
     took_part = np.cumsum([0, *map(len, cohorts_of(settings))])
     assert size(moment.uploads[0]) > 0
-    assert history.column("participants").tolist() == [0, *map(len, cohorts_of(settings))]
+    parties = len(byhand.case(True).federation.layout.columns) if settings.vertical else 1
+    assert history.column("participants").tolist() == [0, *(parties * len(c) for c in cohorts_of(settings))]
     up, down = size(moment.uploads[0]), size(moment.msg)
     if bundle.wire is not None:  # by hand in test_vertical_ssca
         up, down = bundle.wire(ZERO, 12)

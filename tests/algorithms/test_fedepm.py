@@ -477,7 +477,12 @@ def test_buckets_and_chunks_change_nothing(run_once):
     many = LocalEngine(buckets=4, chunk=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "BUCKET_COST", 0)
-        assert [b.client.shape[0] for b in many.load([byhand.federation(parts())], np.float64)[1]] == [2, 2, 2, 1]
+        assert [b.client.shape[0] for b in many.load([byhand.federation(parts())], np.float64)[1].buckets] == [
+            2,
+            2,
+            2,
+            1,
+        ]
     a = run_once(SETTINGS, ONE, participation=COHORTS, rounds=len(COHORTS))
     b = run_once(SETTINGS, many, participation=COHORTS, rounds=len(COHORTS))
     assert relative(flat(b.model.w), flat(a.model.w)) <= 1e-12

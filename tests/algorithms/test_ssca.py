@@ -727,7 +727,7 @@ def test_bad_functions_are_refused(make, message):
         (
             Gap(column=2) <= 0.1,
             InvalidArgument,
-            r"^column of Gap must be the number of a feature, from 0 to 1, got 2\.",
+            r"^column of Gap must be the name of a feature, or its number from 0 to 1, got 2\.",
         ),
         (
             Gap(column=0, of=2) <= 0.1,
@@ -738,7 +738,7 @@ def test_bad_functions_are_refused(make, message):
         (
             Gap(column=1, above=9.0) <= 0.1,
             DataError,
-            r"^rows with feature 1 above 9\.0 must be some but not all for Gap, got 0 of 5\. Choose another column",
+            r"^rows with column 1 above 9\.0 must be some but not all for Gap, got 0 of 5: its values are from",
         ),
         (
             Misses(of=True) <= 0.1,
