@@ -428,8 +428,9 @@ def test_the_debug_engine_runs_the_literal_loop(name):
     settings = (SETTINGS | RANDOM)[name]
     case, cohorts = byhand.Case(PROBLEM, parts(sizes=(12, 12, 12)), 3), ((0, 2), (1,), ())
     if settings.vertical:
-        case, cohorts = byhand.case(True), ((0,), (0,), ())
-    run = fp.run(settings, case.problem, case.federation, engine=DebugEngine(), participation=cohorts, rounds=3)
+        case, cohorts = byhand.case(True), ((0,), (0,), (0,))
+    drawn = 1.0 if settings.vertical else cohorts
+    run = fp.run(settings, case.problem, case.federation, engine=DebugEngine(), participation=drawn, rounds=3)
     bundle = built(settings, case.problem, case.given)
     check(bundle, run, play(bundle, case.problem, case.clients, ZERO, cohorts), case.clients)
 
