@@ -41,6 +41,7 @@ RESULT: dict[str, Any] = {
     "summary": dict,
     "metrics": (dict, type(None)),
     "notices": list,
+    "tables": dict,
 }
 CONFIG: dict[str, Any] = {"algorithm": dict, "data": dict, "run": dict}
 
@@ -229,6 +230,7 @@ def record(run: Any) -> dict[str, Any]:
         "metrics": run.metrics,
         "coefficients": run.coefficients,
         "notices": run.notices,
+        "tables": run.tables,
     }
 
 
@@ -269,6 +271,7 @@ def load(folder: Path, problem: Any = None) -> dict[str, Any]:
         "where": written["where"],
         "config": settings,
         "notices": written["notices"],
+        "tables": written["tables"],
         "metrics": written["metrics"],
         "least": written.get("least"),
         "folder": folder,

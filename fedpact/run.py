@@ -173,6 +173,7 @@ class Run:
     where: str
     config: dict[str, Any]
     notices: list[str] = field(default_factory=list)
+    tables: dict[str, list[dict[str, str]]] = field(default_factory=dict)  # what the algorithm has the report show
     metrics: dict[str, Any] | None = None
     folder: Path | None = None
     least: float | None = None  # the least possible objective, where it is convex and quickly found
@@ -379,7 +380,8 @@ def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Pat
     if end.outcome is Outcome.NONFINITE:
         notices.append(f"The run stopped: {end.where}. {_kept(end.history)}{loop.algorithm.breakdown}")
     label = name or e.algorithm.label
-    return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, scores, folder)
+    tables = {heading: [dict(row) for row in rows] for heading, rows in loop.algorithm.tables.items()}
+    return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, tables, scores, folder)
 
 
 def _kept(history: History) -> str:

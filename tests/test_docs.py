@@ -24,7 +24,7 @@ from fedpact.core.vertical import Layout, Split, traffic
 from fedpact.data.partition import SPLITS
 from fedpact.experiment import RUN_KEYS, SCHEMES, STOPS, TABLES
 from fedpact.problems import PROBLEMS
-from fedpact.problems.constraints import TERMS
+from fedpact.problems.plain_constraints import TERMS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -13,7 +13,7 @@ Server    v_m = Σ N_i v_i,m / Σ N_i,   g_m = Σ N_i g_i,m / Σ N_i
           ω̄, s = argmin  F̄_0(ω) + c Σ s_m   s.t.  F̄_m(ω) ≤ s_m,  s_m ≥ 0                                   Problem 2, 5
                  F̄_m(ω) = (b_m + a_m·ω)/κ + τ‖ω‖² + the norms − the limit                                  (8), (15)
           ω ← (1−γ) ω + γ ω̄                                                                                (5)
-          every `patience` rounds, while a slack is left:  c ← growth · c                                  Theorem 2
+          every `patience` rounds, while a slack is left that has not halved:  c ← growth · c              Theorem 2
 
 paper → code:  ω → w, f̂_{m,0} → b, f̂_{m,1} → a, I → clients, ρ^(t) = min(1, rho/t^rho_power),
 γ^(t) = min(1, gamma/t^gamma_power). Without constraints ω̄ = −(a/κ)/(2τ)  (10); for min ‖ω‖² s.t. F(ω) ≤ U it is
@@ -44,9 +44,11 @@ from fedpact.core.vector import Vector
 from fedpact.problems.approximation import (
     Approximation,
     Estimates,
+    Price,
     check_steps,
+    first_price,
     info_of,
-    next_penalty,
+    next_price,
     none_yet,
     notices,
     step_sizes,
@@ -65,7 +67,7 @@ class ServerState(NamedTuple):
     own: Estimates | None
     multipliers: Any
     slacks: Any
-    penalty: Any
+    price: Price
     tally: Any
     round: Any
 
@@ -174,8 +176,8 @@ class SSCA(Settings):
             start, tally = none_yet(w0, model.estimated), jnp.sum(hellos.tally, axis=0)
             dtype = start.b.dtype
             own = None if caps is None else none_yet(w0, clients)._replace(kappa=jnp.zeros(clients, dtype))
-            zeros, penalty = jnp.zeros(model.constraints, dtype), jnp.asarray(self.penalty, dtype)
-            return ServerState(w0, start, own, zeros, zeros, penalty, tally, jnp.asarray(0))
+            zeros, price = jnp.zeros(model.constraints, dtype), first_price(self, dtype)
+            return ServerState(w0, start, own, zeros, zeros, price, tally, jnp.asarray(0))
 
         def broadcast(server: ServerState) -> Broadcast:
             return Broadcast(server.w, server.tally)
@@ -199,15 +201,15 @@ class SSCA(Settings):
             many = jnp.where(total.weight > 0, total.weight, 1)
             shared = model.update(server.shared, total.values / many, total.gradients / many, w, rho)  # (9), (14)
             own = None if server.own is None else own_estimates(server.own, w, uploads.own, cohort, rho)
-            found = model.minimise(w, shared, own, server.penalty)  # Problem 2 or 5
-            penalty = next_penalty(self, server.penalty, found.slacks, t)
+            found = model.minimise(w, shared, own, server.price.penalty)  # Problem 2 or 5
+            price = next_price(self, server.price, found.slacks, t)
             new = server._replace(
                 w=(1 - gamma) * w + gamma * found.w,  # (5)
                 shared=shared,
                 own=own,
                 multipliers=found.multipliers,
                 slacks=found.slacks,
-                penalty=penalty,
+                price=price,
             )
             new = jax.tree.map(lambda a, b: jnp.where(total.weight > 0, a, b), new, server)._replace(round=t)
             return new, info(new, rho, gamma)
@@ -224,7 +226,7 @@ class SSCA(Settings):
                 return Info(rho, gamma)
             shared, rest = server.multipliers[: len(titles)], server.multipliers[len(titles) :]
             most = [jnp.max(rest)] if caps else []
-            return Info(rho, gamma, server.penalty, jnp.sum(server.slacks), *shared, *most)
+            return Info(rho, gamma, server.price.penalty, jnp.sum(server.slacks), *shared, *most)
 
         def measure(server: ServerState, client: ClientState, batch: Any) -> dict[str, Any]:
             return task.measure(model, server, batch, clients)

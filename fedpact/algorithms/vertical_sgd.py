@@ -24,7 +24,7 @@ from fedpact.core.errors import is_number, require
 from fedpact.core.keys import Purpose
 from fedpact.core.settings import Settings
 from fedpact.core.vector import Vector
-from fedpact.core.vertical import Layout, Split, disclosure, overflow, traffic
+from fedpact.core.vertical import WHO, Layout, Split, disclosure, overflow, traffic
 from fedpact.problems.approximation import Approximation
 from fedpact.problems.training import drawn, share
 from fedpact.problems.vertical import as_vertical, check_exchange, check_records, exchanged
@@ -110,6 +110,7 @@ class VerticalSGD(Settings):
         layout: Layout = clients
         task = as_vertical(problem)
         split = Split.of(task.model)
+        told = disclosure(layout, split.width(layout), self.batch, 1, self.collection)
         goal = Approximation(task.parts, None, 1.0, None)
         hint = "Constraints need vertical_ssca."
         require(not goal.constraints, "subject_to", "empty for vertical_sgd", task.subject_to, hint=hint)
@@ -158,6 +159,7 @@ class VerticalSGD(Settings):
             observe=lambda server: server,
             wire=lambda w, rows: traffic(layout, split, w, self.batch or rows, 1, self.collection),
             rows=lambda sizes: check_records(self.batch, int(sizes[0])),
-            notices=tuple(disclosure(layout, split.width(layout), self.batch, 1, self.collection)),
+            notices=told.notices,
+            tables={WHO: told.table},
             breakdown=overflow(layout),
         )

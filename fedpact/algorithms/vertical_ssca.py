@@ -35,13 +35,15 @@ from fedpact.core.errors import require
 from fedpact.core.keys import Purpose
 from fedpact.core.settings import Settings
 from fedpact.core.vector import Vector
-from fedpact.core.vertical import Layout, Split, disclosure, overflow, traffic
+from fedpact.core.vertical import WHO, Layout, Split, disclosure, overflow, traffic
 from fedpact.problems.approximation import (
     Approximation,
     Estimates,
+    Price,
     check_steps,
+    first_price,
     info_of,
-    next_penalty,
+    next_price,
     none_yet,
     notices,
     step_sizes,
@@ -58,7 +60,7 @@ class ServerState(NamedTuple):
     shared: Estimates
     multipliers: Any
     slacks: Any
-    penalty: Any
+    price: Price
     tally: Any
     round: Any
 
@@ -142,6 +144,7 @@ class VerticalSSCA(Settings):
         width = split.width(layout)
         model = Approximation(task.parts, None, self.tau, self.bound)
         titles = [part.title for part in task.parts[1:]]
+        told = disclosure(layout, width, self.batch, model.estimated, self.collection)
         hint = "Give the objective a smooth term such as Loss(), or Norm2()."
         curved = task.parts[0].estimated or task.parts[0].norm2 > 0
         require(curved, "minimize", "a function with curvature", task.minimize, hint=hint)
@@ -156,8 +159,8 @@ class VerticalSSCA(Settings):
         def init(w0: Vector, hellos: Hello) -> ServerState:
             start, tally = none_yet(w0, model.estimated), jnp.sum(hellos.tally, axis=0)
             dtype = start.b.dtype
-            zeros, penalty = jnp.zeros(model.constraints, dtype), jnp.asarray(self.penalty, dtype)
-            return ServerState(w0, start, zeros, zeros, penalty, tally, jnp.asarray(0))
+            zeros, price = jnp.zeros(model.constraints, dtype), first_price(self, dtype)
+            return ServerState(w0, start, zeros, zeros, price, tally, jnp.asarray(0))
 
         def broadcast(server: ServerState) -> Broadcast:
             return Broadcast(server.w, server.tally)
@@ -173,12 +176,12 @@ class VerticalSSCA(Settings):
             rho, gamma = step_sizes(self, t, server.shared.b.dtype)
             told = cohort.sum(uploads)  # of one: the closer's and the clients' messages together
             shared = model.update(server.shared, told.values, told.gradients, w, rho)  # (23), (25)
-            found = model.minimise(w, shared, None, server.penalty)  # Problem 7 or 10
-            penalty = next_penalty(self, server.penalty, found.slacks, t)
+            found = model.minimise(w, shared, None, server.price.penalty)  # Problem 7 or 10
+            price = next_price(self, server.price, found.slacks, t)
             w = (1 - gamma) * w + gamma * found.w  # (18)
-            new = ServerState(w, shared, found.multipliers, found.slacks, penalty, server.tally, t)
+            new = ServerState(w, shared, found.multipliers, found.slacks, price, server.tally, t)
             new = jax.tree.map(lambda a, b: jnp.where(cohort.count > 0, a, b), new, server)._replace(round=t)
-            constrained = (new.penalty, jnp.sum(new.slacks), *new.multipliers) if model.constraints else ()
+            constrained = (new.price.penalty, jnp.sum(new.slacks), *new.multipliers) if model.constraints else ()
             return new, Info(rho, gamma, *constrained)
 
         def measure(server: ServerState, client: ClientState, batch: Any) -> dict[str, Any]:
@@ -201,7 +204,8 @@ class VerticalSSCA(Settings):
             observe=lambda server: server,
             wire=lambda w, rows: traffic(layout, split, w, self.batch or rows, model.estimated, self.collection),
             rows=lambda sizes: check_records(self.batch, int(sizes[0])),
-            notices=(*notices(self), *disclosure(layout, width, self.batch, model.estimated, self.collection)),
+            notices=(*notices(self), *told.notices),
+            tables={WHO: told.table},
             breakdown=overflow(layout),
             verdict=lambda history: verdict(history, titles),
         )

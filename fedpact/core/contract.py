@@ -14,7 +14,7 @@ privacy has one place to stand. Notes stay with the client in a real federation;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -188,6 +188,7 @@ class Algorithm(NamedTuple):
     needs: frozenset[str] = frozenset()
     inverts: bool = False  # whether it divides by r_i, which must then be above 0
     notices: tuple[str, ...] = ()  # sentences the reader of a report must see
+    tables: Mapping[str, Sequence[Mapping[str, str]]] = {}  # tables by heading that belong in a report
     breakdown: str = ""  # what else a number that is not finite may mean
     verdict: Callable[[Any], list[str]] | None = None  # such sentences that only the finished history can tell
 

@@ -222,23 +222,26 @@ def traffic(layout: Layout, split: Split, w: Any, records: int, functions: int, 
 
 
 class Coalition(NamedTuple):
-    """Who puts their views together: the closer or not, how many other clients, and what equations they then have."""
+    """Who puts their views together: the closer or not, how many other clients; what they hold, and its equations."""
 
     closer: bool
     others: int
+    holds: str
     equations: tuple[str, ...] = ()
 
 
 #: From one party to two, and the words for it.
 COALITIONS = {
-    "the server": Coalition(False, 0),
-    "the closer": Coalition(True, 0),
-    "another client": Coalition(False, 1),
-    "the server and the closer": Coalition(True, 0, ("gradients", "sums")),
-    "the server and another client": Coalition(False, 1, ("gradients",)),
-    "the closer and another client": Coalition(True, 1),
-    "two other clients": Coalition(False, 2),
+    "the server": Coalition(False, 0, "ω, every G_i"),
+    "the closer": Coalition(True, 0, "Σh, δ, the labels"),
+    "another client": Coalition(False, 1, "δ"),
+    "the server and the closer": Coalition(True, 0, "ω, every G_i, Σh, δ, the labels", ("gradients", "sums")),
+    "the server and another client": Coalition(False, 1, "ω, every G_i, δ", ("gradients",)),
+    "the closer and another client": Coalition(True, 1, "Σh, δ, the labels"),
+    "two other clients": Coalition(False, 2, "δ"),
 }
+#: The heading of the table.
+WHO = "What parties can solve for, alone and in pairs"
 
 
 def solvable(batch: int, width: int, functions: int, others: int, equations: Sequence[str]) -> bool:
@@ -252,25 +255,50 @@ def solvable(batch: int, width: int, functions: int, others: int, equations: Seq
     return by_gradients or by_sums
 
 
-def disclosure(layout: Layout, width: int, batch: int | None, functions: int, collection: str) -> list[str]:
-    """Whose views determine others' raw features, for everyone alone and in pairs: a sentence for the reader."""
+class Disclosure(NamedTuple):
+    """What a reader must know, in a sentence, and the table behind it."""
+
+    notices: tuple[str, ...]
+    table: tuple[dict[str, str], ...]
+
+
+def disclosure(layout: Layout, width: int, batch: int | None, functions: int, collection: str) -> Disclosure:
+    """Whose views determine others' raw features, for everyone alone and in pairs, by linear equations."""
     if collection == "one-step":
-        return ["The server receives every client's raw rows of the batch: one-step collection hides nothing from it."]
-    if batch is None:
-        return [
-            "Every round uses all records: by linear equations nobody alone determines raw features, but the server "
-            "with any client does once the rounds times the width of the sums reach the number of records."
-        ]
+        text = "The server receives every client's raw rows of the batch: one-step collection hides nothing from it."
+        row = {"who": "the server", "holds": "raw rows, the labels", **_row("yes, it receives them", "has them")}
+        return Disclosure((text,), (row,))
     sizes = [len(c) for c in layout.columns]
     told: dict[bool, list[str]] = {True: [], False: []}
-    closing, holders = sizes[layout.closer], sum(size > 0 for size in sizes)
-    for who, (closer, others, equations) in COALITIONS.items():
+    closing, holders, table = sizes[layout.closer], sum(size > 0 for size in sizes), []
+    for who, (closer, others, holds, equations) in COALITIONS.items():
         if others >= len(sizes) or others + (closer and closing > 0) == holders:
             continue  # there are not so many, or they hold every column
-        told[solvable(batch, width, functions, sum(sizes) - closing, equations)].append(who)
-    open_to = "; ".join(told[True]) or "nobody"
-    return [
-        f"Others' raw features of a batch (B = {batch}, {width} sums a record), by linear equations in a round's "
-        f"messages: determined for {open_to}; not for {'; '.join(told[False])}. Records that come back add equations, "
-        "and equations that are not linear are not counted."
-    ]
+        if batch is None:
+            found = bool(equations)
+            answer = f"yes, once rounds × {width * functions} reach the records" if found else "no"
+        else:
+            found = solvable(batch, width, functions, sum(sizes) - closing, equations)
+            answer = "yes" if found else "no"
+            if who == "the server" and batch <= functions * width:
+                answer = "no, but the space that a batch's rows span"
+        told[found].append(who)
+        labels = "has them" if closer else "by δ" if others else "no"
+        table.append({"who": who, "holds": holds, **_row(answer, labels)})
+    if batch is None:
+        text = (
+            "Every round uses all records: by linear equations nobody alone determines raw features, but the server "
+            "with any client does once the rounds times the width of the sums reach the number of records."
+        )
+    else:
+        sums = f"{width} sum{'s' if width > 1 else ''} a record"
+        text = (
+            f"Others' raw features of a batch (B = {batch}, {sums}), by linear equations in a round's messages: "
+            f"determined for {'; '.join(told[True]) or 'nobody'}; not for {'; '.join(told[False])}. Records that come "
+            "back add equations, and equations that are not linear are not counted."
+        )
+    return Disclosure((f"{text} δ tells every client the labels.",), tuple(table))
+
+
+def _row(features: str, labels: str) -> dict[str, str]:
+    return {"others' raw features, by linear equations": features, "the labels": labels}

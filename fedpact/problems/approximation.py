@@ -217,10 +217,25 @@ def step_sizes(settings: Any, t: Any, dtype: Any) -> tuple[Any, Any]:
     return size(settings.rho, settings.rho_power), size(settings.gamma, settings.gamma_power)
 
 
-def next_penalty(settings: Any, penalty: Any, slacks: Any, t: Any) -> Any:
-    """Theorem 2's c_j ↑: every `patience` rounds, while a slack is left, up to 1e12."""
-    due = (t % settings.patience == 0) & (jnp.max(slacks, initial=0.0) > SLACK)
-    return jnp.where(due, jnp.minimum(settings.growth * penalty, MOST_PENALTY), penalty)
+class Price(NamedTuple):
+    """c, and the largest slack when c was last looked at."""
+
+    penalty: Any
+    slack: Any
+
+
+def first_price(settings: Any, dtype: Any) -> Price:
+    """c_1; no slack has been looked at."""
+    return Price(jnp.asarray(settings.penalty, dtype), jnp.zeros((), dtype))
+
+
+def next_price(settings: Any, price: Price, slacks: Any, t: Any) -> Price:
+    """Theorem 2's c_j ↑: every `patience` rounds in which a slack is left that has not halved, up to 1e12."""
+    slack = jnp.max(slacks, initial=0.0).astype(price.slack.dtype)
+    look = t % settings.patience == 0
+    due = look & (slack > SLACK) & (slack > price.slack / 2)
+    penalty = jnp.where(due, jnp.minimum(settings.growth * price.penalty, MOST_PENALTY), price.penalty)
+    return Price(penalty, jnp.where(look, slack, price.slack))
 
 
 #: A slack of so little is none.
@@ -250,7 +265,8 @@ def verdict(history: Any, titles: Sequence[str]) -> list[str]:
         best = int(np.nanargmin(column))
         text = f"{title} ends {last:.4g} above its limit (least {column[best]:.4g}, after round {best})"
         held = "slack" in history.columns and history.end("slack") > SLACK
-        cause = "the limit may be out of the model's reach, or c too small" if held else "more rounds may close it"
+        cause = "tau may be too large, c too small, or the limit out of the model's reach"
+        cause = cause if held else "more rounds may close it"
         out.append(f"{text}: {cause}.")
     return out
 

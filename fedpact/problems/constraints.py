@@ -5,16 +5,13 @@
     Constrained(TwoLayer(), minimize=Norm2(), subject_to=[Loss() <= 0.13])
     Constrained(Logistic(), minimize=Loss() + 1e-3 * Norm2(), subject_to=[Gap(column=4) <= 0.05, Norm1() <= 20.0])
 
-A term is a mean over all rows of all clients of something smooth (`Loss`, `Gap`, `Misses`, `PerRow`), a mean over one
-client's (`ClientLoss`: one constraint a client), or a norm of the model (`Norm2`, `Norm1`), which SSCA keeps as it is
-unless exact=False. Rates that are divided by a count over all clients (a group's rows, the positives) need that count:
-clients send theirs when they join.
+The terms are in terms.py, experiment files' form in plain_constraints.py, and the convex problem in surrogate.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import inspect
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -24,11 +21,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpact.core.contract import Batch, Oracle
-from fedpact.core.errors import DataError, InvalidArgument, is_number, require, require_flags, unknown
-from fedpact.core.settings import called
+from fedpact.core.errors import InvalidArgument, is_number, require
 from fedpact.core.vector import Vector
 from fedpact.core.vertical import Split
+from fedpact.problems.plain_constraints import (
+    plain_constraint,
+    plain_model,
+    plain_term,
+    read_constraint,
+    read_model,
+    read_sum,
+)
 from fedpact.problems.surrogate import solve_surrogate
+from fedpact.problems.terms import (
+    ClientLoss,
+    Function,
+    Gap,
+    Loss,
+    Misses,
+    Norm1,
+    Norm2,
+    PerRow,
+    Term,
+    as_function,
+)
 
 __all__ = [
     "ClientLoss",
@@ -42,220 +58,6 @@ __all__ = [
     "PerRow",
     "solve_surrogate",
 ]
-
-
-class Arithmetic:
-    """Terms and functions are added, multiplied by numbers, and compared with a limit."""
-
-    def _terms(self) -> tuple[tuple[float, Term], ...]:
-        raise NotImplementedError
-
-    def __add__(self, other: Any) -> Function:
-        return Function((*self._terms(), *_function(other).terms))
-
-    def __mul__(self, factor: Any) -> Function:
-        require(is_number(factor), "factor of a function", "a number", factor)
-        return Function(tuple((factor * c, term) for c, term in self._terms()))
-
-    __rmul__ = __mul__
-
-    def __le__(self, limit: Any) -> Function:
-        return Function(self._terms(), tuple(limit) if isinstance(limit, list) else limit)
-
-
-class Term(Arithmetic):
-    """One summand. `rows` is what it takes the mean of over the rows, None where it looks at the model alone."""
-
-    signs: tuple[int, ...] = (1,)  # both where a constraint is on the absolute value
-    counted = 0  # how many counts over all clients it needs
-
-    def _terms(self) -> tuple[tuple[float, Term], ...]:
-        return ((1.0, self),)
-
-    def check(self, model: Any, federation: Any) -> None:
-        """Refuse data or models it cannot use."""
-
-    def tally(self, batch: Batch) -> list[Any]:
-        """This client's part of the counts."""
-        return []
-
-    def rows(self, model: Any, w: Vector, batch: Batch, shares: Sequence[Any]) -> Any:
-        """A number a row; `shares` are its counts over all clients divided by all rows."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Loss(Term):
-    """The model's loss, without any penalty of its own."""
-
-    def check(self, model: Any, federation: Any) -> None:
-        """The model must have a loss a row."""
-        require(hasattr(model, "losses"), "model", "one with a loss a row for Loss()", type(model).__name__)
-
-    def rows(self, model: Any, w: Vector, batch: Batch, shares: Sequence[Any]) -> Any:
-        """ℓ(ω; x_n)."""
-        return model.losses(w, batch)
-
-
-def _probability(model: Any, w: Vector, batch: Batch, of: int) -> Any:
-    p = model.predict(w, batch.x)
-    return p[:, of] if p.ndim == 2 else p if of == 1 else 1 - p
-
-
-def _check_class(model: Any, federation: Any, of: int, name: str) -> None:
-    require(getattr(model, "classifies", False), "model", f"one that classifies for {name}", type(model).__name__)
-    classes = federation.dataset.classes
-    ok = isinstance(of, int) and not isinstance(of, bool) and 0 <= of < len(classes)
-    require(ok, f"of in {name}", f"the number of a class, from 0 to {len(classes) - 1}", of)
-
-
-@dataclass(frozen=True)
-class Gap(Term):
-    """How much likelier class `of` is, by the model, for rows of one group than for the others; both ways round.
-
-    |mean of p over rows with x[column] > above − mean of p over the other rows|; a limit makes two constraints of it.
-    `column` is a feature's name, and `above` then in the column's own units, or its number, and `above` as x has it.
-    """
-
-    column: int | str
-    above: float = 0.5
-    of: int = 1
-    place: tuple[int, float] | None = field(default=None, init=False, repr=False, compare=False)  # of a name, in x
-    signs = (1, -1)
-    counted = 2
-
-    def resolved(self, schema: Any) -> Gap:
-        """The same that knows where its name is in x, and `above` as x is scaled; rounding alone is not above."""
-        names = [column.name for column in schema.columns]
-        require(is_number(self.above), "above of Gap", "a number", self.above)
-        out = dataclasses.replace(self)
-        if isinstance(self.column, str):
-            if self.column not in names:
-                raise unknown("column of Gap", self.column, names)
-            j = names.index(self.column)
-            scale, shift = schema.scale[j], schema.shift[j]
-            above = (self.above - shift) / scale + 1e-9 * max(1.0, abs(self.above / scale))
-            object.__setattr__(out, "place", (j, above))
-        return out
-
-    def check(self, model: Any, federation: Any) -> None:
-        """Two groups, neither of them empty."""
-        _check_class(model, federation, self.of, "Gap")
-        (j, above), n = self.place or (self.column, self.above), federation.features
-        ok = isinstance(j, int) and not isinstance(j, bool) and 0 <= j < n
-        require(ok, "column of Gap", f"the name of a feature, or its number from 0 to {n - 1}", self.column)
-        require(is_number(above), "above of Gap", "a number", self.above)
-        rows, schema = np.concatenate(federation.rows), federation.dataset.schema
-        x = federation.dataset.x[rows][:, [j]]
-        inside = int(np.sum(np.asarray(x > above)))
-        if inside in (0, len(rows)):
-            own = (1.0, 0.0) if self.place is None else (schema.scale[j], schema.shift[j])
-            least, most = (f"{round(float(v) * own[0] + own[1], 9):.6g}" for v in (x.min(), x.max()))
-            raise DataError(
-                f"rows with column {self.column!r} above {self.above} must be some but not all for Gap, got {inside} "
-                f"of {len(rows)}: its values are from {least} to {most}. Choose another column or another `above`."
-            )
-
-    def _inside(self, batch: Batch) -> Any:
-        j, above = self.place or (self.column, self.above)
-        unit = jnp.arange(batch.x.shape[1]) == int(j)
-        return batch.x @ unit.astype(batch.weight.dtype) > above  # a product, for x may be sparse
-
-    def tally(self, batch: Batch) -> list[Any]:
-        """Rows of the group, and of the others."""
-        inside = jnp.sum(jnp.where(self._inside(batch), batch.weight, 0))
-        return [inside, batch.rows - inside]
-
-    def rows(self, model: Any, w: Vector, batch: Batch, shares: Sequence[Any]) -> Any:
-        """p/share of the group, or −p/share of the others."""
-        p = _probability(model, w, batch, self.of)
-        return jnp.where(self._inside(batch), p / shares[0], -p / shares[1])
-
-
-@dataclass(frozen=True)
-class Misses(Term):
-    """The false-negative rate with probabilities for decisions: the mean of 1 − p over the rows of class `of`."""
-
-    of: int = 1
-    counted = 1
-
-    def check(self, model: Any, federation: Any) -> None:
-        """Somebody must have rows of the class."""
-        _check_class(model, federation, self.of, "Misses")
-        if not np.any(federation.dataset.y[np.concatenate(federation.rows)] == self.of):
-            raise DataError(f"labels must include class {self.of} for Misses, got no such row. Choose another class.")
-
-    def tally(self, batch: Batch) -> list[Any]:
-        """Rows of the class."""
-        return [jnp.sum(jnp.where(batch.y == self.of, batch.weight, 0))]
-
-    def rows(self, model: Any, w: Vector, batch: Batch, shares: Sequence[Any]) -> Any:
-        """(1 − p)/share of the class, 0 of the others."""
-        return jnp.where(batch.y == self.of, (1 - _probability(model, w, batch, self.of)) / shares[0], 0)
-
-
-@dataclass(frozen=True)
-class PerRow(Term):
-    """A smooth function of your own: f(w, batch) returns a number for every row of the batch."""
-
-    function: Callable[[Vector, Batch], Any]
-    title: str = "per_row"
-
-    def check(self, model: Any, federation: Any) -> None:
-        """It must be callable; its shape is checked by `Constrained`."""
-        require(callable(self.function), "function of PerRow", "a function of (w, batch)", self.function)
-
-    def rows(self, model: Any, w: Vector, batch: Batch, shares: Sequence[Any]) -> Any:
-        """f(w, batch)."""
-        return self.function(w, batch)
-
-
-@dataclass(frozen=True)
-class Norm2(Term):
-    """‖ω‖², exact in the convex problem, or with exact=False approximated as the rest is."""
-
-    exact: bool = True
-
-    def check(self, model: Any, federation: Any) -> None:
-        """A flag is a flag."""
-        require_flags(self, "exact")
-
-
-@dataclass(frozen=True)
-class Norm1(Term):
-    """‖ω‖₁; it is not smooth, hence always exact."""
-
-    exact = True
-
-
-@dataclass(frozen=True)
-class ClientLoss(Term):
-    """Every client's own mean loss: one constraint a client. ClientLoss() <= 0.3, or <= [0.3, 0.5, …]."""
-
-    def check(self, model: Any, federation: Any) -> None:
-        """The model must have a loss a row."""
-        Loss().check(model, federation)
-
-
-@dataclass(frozen=True)
-class Function(Arithmetic):
-    """Σ_k coefficient_k · term_k, and what it must not exceed where it is a constraint."""
-
-    terms: tuple[tuple[float, Term], ...]
-    limit: Any = None
-
-    def _terms(self) -> tuple[tuple[float, Term], ...]:
-        require(self.limit is None, "function", "one without a limit to calculate with", self.limit)
-        return self.terms
-
-    def __repr__(self) -> str:
-        body = " + ".join(f"{c:g}·{term!r}" if c != 1 else repr(term) for c, term in self.terms)
-        return body if self.limit is None else f"{body} <= {self.limit}"
-
-
-def _function(value: Any) -> Function:
-    require(isinstance(value, Arithmetic), "function", "made of terms such as Loss() and Norm2()", value)
-    return value if isinstance(value, Function) else Function(value._terms())
 
 
 class Part(NamedTuple):
@@ -284,14 +86,14 @@ class Constrained:
     plain = False  # whether it is a problem without terms, asked through its oracle
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "model", _read_model(self.model))
+        object.__setattr__(self, "model", read_model(self.model))
         require(hasattr(self.model, "predict"), "model", "a problem such as fedpact.Logistic()", self.model)
-        goal = _function(_read_sum("minimize", self.minimize))
+        goal = as_function(read_sum("minimize", self.minimize))
         hint = "What must stay below a limit goes into subject_to."
         require(goal.limit is None, "minimize", "a function without a limit", goal, hint=hint)
         given = self.subject_to if isinstance(self.subject_to, (tuple, list)) else (self.subject_to,)
         object.__setattr__(self, "minimize", goal)
-        object.__setattr__(self, "subject_to", tuple(_function(_read_constraint(one)) for one in given))
+        object.__setattr__(self, "subject_to", tuple(as_function(read_constraint(one)) for one in given))
         require(not _caps(goal), "minimize", "free of ClientLoss, which is for constraints", goal)
         for one in self.subject_to:
             require(one.limit is not None, "subject_to", "functions with limits, such as Loss() <= 0.1", one)
@@ -315,9 +117,9 @@ class Constrained:
         A function of one's own (`PerRow`) is known by its name, and cannot be read back.
         """
         return {
-            "model": _plain_model(self.model),
-            "minimize": [_plain_term(c, term) for c, term in self.minimize.terms],
-            "subject_to": [_plain_constraint(one) for one in self.subject_to],
+            "model": plain_model(self.model),
+            "minimize": [plain_term(c, term) for c, term in self.minimize.terms],
+            "subject_to": [plain_constraint(one) for one in self.subject_to],
         }
 
     def resolved(self, federation: Any) -> Constrained:
@@ -486,7 +288,8 @@ class Constrained:
 
     def init(self, features: int, dtype: Any, key: Any = None) -> Vector:
         """The model's start."""
-        return self.model.init(features, dtype, key)
+        random = {"key": key} if "key" in inspect.signature(self.model.init).parameters else {}
+        return self.model.init(features, dtype, **random)
 
     def value(self, w: Vector, batch: Batch) -> Any:
         """F_0 on this client's rows."""
@@ -561,90 +364,3 @@ class _Plain(Constrained):
 def as_constrained(problem: Any) -> Constrained:
     """Any problem as one with terms: its own objective, and no constraint."""
     return problem if isinstance(problem, Constrained) else _Plain(problem, _Whole(problem))
-
-
-# Problems as plain data
-
-#: The terms that an experiment file may name.
-TERMS: dict[str, type[Term]] = {
-    "loss": Loss,
-    "gap": Gap,
-    "misses": Misses,
-    "norm1": Norm1,
-    "norm2": Norm2,
-    "client_loss": ClientLoss,
-}
-
-
-def _read_model(given: Any) -> Any:
-    """A model from its name, or from { name = "two_layer", hidden = 128 }."""
-    if not isinstance(given, (str, Mapping)):
-        return given
-    from fedpact.problems import PROBLEMS  # which holds this module's problem
-
-    options = {"name": given} if isinstance(given, str) else dict(given)
-    known = [name for name in PROBLEMS if name != "constrained"]
-    name = options.pop("name", None)
-    if not isinstance(name, str) or name not in known:
-        raise unknown("name of the model", name, known)
-    return called(f"the model {name!r}", PROBLEMS[name], options, also=["name"])
-
-
-def _read_term(where: str, given: Any, also: Sequence[str] = ()) -> Function:
-    """times · term, from { term = "gap", times = 2, column = "sex" }."""
-    if not isinstance(given, Mapping) or "term" not in given:
-        got = f"got {given!r}" if not isinstance(given, Mapping) else f"got only {', '.join(given) or 'nothing'}"
-        raise InvalidArgument(f"{where} must have a 'term', {got}. Write {{ term = \"loss\" }}.")
-    options = {key: value for key, value in given.items() if key not in also}
-    name, times = options.pop("term"), options.pop("times", 1.0)
-    if not isinstance(name, str) or name not in TERMS:
-        raise unknown("term", name, TERMS, hint="A function of your own is for Python: PerRow.")
-    require(is_number(times), f"times of the term {name!r}", "a number", times)
-    return times * called(f"the term {name!r}", TERMS[name], options, also=["term", "times", *also])
-
-
-def _read_sum(where: str, given: Any) -> Any:
-    """A sum of terms from their list, or from one; anything else is returned."""
-    if not isinstance(given, (list, tuple, Mapping)):
-        return given
-    listed = [given] if isinstance(given, Mapping) else given
-    require(listed, where, "at least one term", given)
-    return Function(tuple(pair for one in listed for pair in _read_term(where, one).terms))
-
-
-def _read_constraint(given: Any) -> Any:
-    """A constraint from { term = "loss", at_most = 0.1 } or { terms = […], at_most = 0.1 }."""
-    if not isinstance(given, Mapping):
-        return given
-    if "at_most" not in given:
-        raise InvalidArgument(f"subject_to must have 'at_most', got only {', '.join(given) or 'nothing'}. Add it.")
-    if "terms" not in given:
-        return _read_term("subject_to", given, also=["at_most"]) <= given["at_most"]
-    for key in given:
-        if key not in ("terms", "at_most"):
-            raise unknown("key of a constraint with 'terms'", key, ("terms", "at_most"))
-    return _function(_read_sum("terms", given["terms"])) <= given["at_most"]
-
-
-def _plain_model(model: Any) -> dict[str, Any]:
-    from fedpact.problems import PROBLEMS
-
-    name = next((name for name, cls in PROBLEMS.items() if isinstance(model, cls)), type(model).__name__)
-    return {"name": name, **(model.to_dict() if hasattr(model, "to_dict") else dataclasses.asdict(model))}
-
-
-def _plain_term(times: float, term: Term) -> dict[str, Any]:
-    name = next((name for name, cls in TERMS.items() if type(term) is cls), type(term).__name__)
-    out: dict[str, Any] = {"term": name} | ({"times": float(times)} if times != 1 else {})
-    if not isinstance(term, PerRow):
-        return out | {f.name: getattr(term, f.name) for f in dataclasses.fields(term) if f.init}  # type: ignore[arg-type]
-    f = term.function
-    known_by = f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', repr(f))}"
-    return out | {"term": "per_row", "title": term.title, "function": known_by}
-
-
-def _plain_constraint(function: Function) -> dict[str, Any]:
-    terms = [_plain_term(c, term) for c, term in function.terms]
-    limit = function.limit
-    most = [float(v) for v in limit] if isinstance(limit, (list, tuple)) else float(limit)
-    return {**terms[0], "at_most": most} if len(terms) == 1 else {"terms": terms, "at_most": most}

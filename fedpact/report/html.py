@@ -90,7 +90,7 @@ def _summary(runs: Sequence[RunView]) -> str:
     ends = [{"run": label, "why it stopped": run.outcome} for label, run in zip(names, runs, strict=True)]
     headings = {key: _HEADINGS.get(key, key.replace("_", " ")) for row in rows for key in row}
     tables = [html_table(rows, headings, "Summary of all runs"), html_table(ends, label="Why each run stopped")]
-    return "\n".join([*tables, *_parties(runs)])
+    return "\n".join([*tables, *_parties(runs), *_told(runs)])
 
 
 def _parties(runs: Sequence[RunView]) -> list[str]:
@@ -107,6 +107,17 @@ def _parties(runs: Sequence[RunView]) -> list[str]:
         f"<h3>Parties</h3>\n{html_table(one, {k: v for k, v in headings.items() if k in one[0]}, 'Parties')}"
         for one in rows
     ]
+
+
+def _told(runs: Sequence[RunView]) -> Iterator[str]:
+    """The tables that the runs bring along, the same one once."""
+    seen: list[tuple[str, Any]] = []
+    for label, run in zip(labels(runs), runs, strict=True):
+        for heading, rows in getattr(run, "tables", {}).items():
+            if (heading, rows) not in seen:
+                seen.append((heading, rows))
+                title = f"{heading}: {label}" if len(runs) > 1 else heading
+                yield f"<h3>{escape(title)}</h3>\n{html_table(rows, label=title)}"
 
 
 def _extra_tables(tables: Mapping[str, Rows]) -> str:

@@ -29,7 +29,7 @@ class RunView(Protocol):
     """A finished run.
 
     It may also have `metrics`, a dict of held-out metrics or None (see `held_out`), and `coefficients`, rows of
-    `feature`, `coefficient` and `per_unit`.
+    `feature`, `coefficient` and `per_unit`; and `tables`, rows by heading.
     """
 
     @property

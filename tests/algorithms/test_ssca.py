@@ -25,7 +25,7 @@ from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArg
 from fedpact.core.keys import Purpose
 from fedpact.core.vector import Vector
 from fedpact.engines import HostEngine, LocalEngine, local
-from fedpact.problems.approximation import Approximation, Estimates, next_penalty
+from fedpact.problems.approximation import Approximation, Estimates, Price, next_price
 from fedpact.problems.constraints import as_constrained
 from fedpact.run import Experiment
 
@@ -333,7 +333,7 @@ def literal(clients, cohorts, settings, rounds):
     tau, rho, gamma, c, m = settings.tau, settings.rho, settings.gamma, settings.penalty, len(clients)
     w, b, a, kappa = np.zeros(4), np.zeros(5), np.zeros((5, 4)), 0.0
     own_b, own_a, own_kappa = np.zeros(m), np.zeros((m, 4)), np.zeros(m)
-    out = []
+    out, looked = [], 0.0
     for t in range(rounds):
         slack = out[-1][1] if out else 0.0
         if cohorts[t]:
@@ -360,8 +360,9 @@ def literal(clients, cohorts, settings, rounds):
             ]
             omega, slacks, _ = conic((a[0] / kappa, tau + 0.02), rows, c)
             w, slack = (1 - gamma) * w + gamma * omega, slacks.sum()
-            if (t + 1) % settings.patience == 0 and slacks.max() > 1e-6:
-                c *= settings.growth
+            if (t + 1) % settings.patience == 0:
+                c *= settings.growth if slacks.max() > max(1e-6, looked / 2) else 1
+                looked = slacks.max()
         out.append((w, slack, c))
     return out
 
@@ -491,10 +492,15 @@ def test_the_penalty_grows_every_so_often_while_a_slack_is_left():
     penalties = [float(moment.info.penalty) for moment in moments]
     assert penalties == [0.5, 2.0, 2.0, 2.0, 2.0, 2.0]
     assert [float(moment.info.slack) > 1e-6 for moment in moments] == [True, True, *[False] * 4]
-    assert float(next_penalty(s, jnp.asarray(1e12), jnp.asarray([1.0]), 2)) == 1e12
-    assert float(next_penalty(s, jnp.asarray(3.0), jnp.asarray([1.0, 0.0]), 3)) == 3.0
-    assert float(next_penalty(s, jnp.asarray(3.0), jnp.asarray([0.0, 1e-3]), 4)) == 12.0
-    assert float(next_penalty(s, jnp.asarray(3.0), jnp.asarray([0.0, 1e-7]), 4)) == 3.0
+    after = lambda c, before, slacks, t: tuple(
+        map(float, next_price(s, Price(jnp.asarray(c), jnp.asarray(before)), jnp.asarray(slacks), t))
+    )
+    assert after(1e12, 0.0, [1.0], 2) == (1e12, 1.0)
+    assert after(3.0, 0.5, [1.0, 0.0], 3) == (3.0, 0.5), "no look in an odd round"
+    assert after(3.0, 0.0, [0.0, 1e-3], 4) == (12.0, 1e-3)
+    assert after(3.0, 0.0, [0.0, 1e-7], 4) == (3.0, 1e-7)
+    assert after(3.0, 1.0, [0.5], 4) == (3.0, 0.5), "a slack that halves needs no higher price"
+    assert after(3.0, 1.0, [0.51], 4) == (12.0, 0.51)
 
 
 def test_least_norm_with_every_client_s_loss_limited():

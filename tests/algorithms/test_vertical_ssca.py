@@ -348,7 +348,8 @@ def test_the_report_tells_what_every_party_and_pair_can_solve_for(sizes, batch, 
     """Two sums a record: B at and above K·H, the others' columns up to and above H."""
     width, closer = 2, 0
     columns = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    (sentence,) = disclosure(layout([c.tolist() for c in columns], closer), width, batch, functions, "two-step")
+    shown = disclosure(layout([c.tolist() for c in columns], closer), width, batch, functions, "two-step")
+    (sentence,), table = shown
     told = sentence.partition("determined for ")[2].partition("; not for ")
     yes, no = told[0].split("; "), told[2].partition(". ")[0].split("; ")
     everyone = ["server", *range(len(sizes))]
@@ -365,6 +366,14 @@ def test_the_report_tells_what_every_party_and_pair_can_solve_for(sizes, batch, 
     assert seen == {who for who in (*yes, *no) if who != "nobody"}
     assert not {"the server", "the closer", "another client"} & set(yes), "nobody alone"
     assert seen <= set(COALITIONS)
+    column = {row["who"]: row["others' raw features, by linear equations"] for row in table}
+    assert set(column) == seen
+    assert all(answer.startswith("yes" if who in yes else "no") for who, answer in column.items())
+    assert ("span" in column.get("the server", "")) == ("the server" in column and batch <= functions * width)
+    assert {row["the labels"] for row in table if "closer" in row["who"]} <= {"has them"}
+    assert all(
+        row["the labels"] == "by δ" for row in table if "other client" in row["who"] and "closer" not in row["who"]
+    )
 
 
 def test_what_is_said_to_be_solvable_is_solved_from_a_round_s_messages():
@@ -393,10 +402,13 @@ def test_the_report_says_it():
     settings = VerticalSSCA(batch=5, collection="one-step", reveal_rows=True)
     for s, words_ in (
         (VerticalSSCA(batch=5), "raw features of a batch (B = 5, 3 sums a record)"),
+        (VerticalSSCA(batch=5), "δ tells every client the labels."),
         (VerticalSSCA(), "Every round uses all records: by linear equations nobody alone determines raw features"),
         (settings, "The server receives every client's raw rows of the batch"),
     ):
-        assert any(words_ in said for said in built(s, NETWORK, federation.layout).notices)
+        algorithm = built(s, NETWORK, federation.layout)
+        assert any(words_ in said for said in algorithm.notices)
+        assert len(algorithm.tables["What parties can solve for, alone and in pairs"]) == (1 if s == settings else 7)
 
 
 # (e) resuming
