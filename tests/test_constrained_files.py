@@ -272,6 +272,7 @@ def test_a_constrained_file_runs_resumes_and_predicts(command, limited, tmp_path
     )
 
 
+@pytest.mark.drill
 def test_files_joined_by_ids_run_resume_predict_compare_and_tune(command, joined, tmp_path):
     done = command("run", joined, "--out", "whole")
     assert done.code == 0, done.err

@@ -194,6 +194,7 @@ def test_every_public_name_has_a_docstring(name):
         assert not str(thing.__doc__).startswith(f"{name}(")  # what a dataclass makes up for itself
 
 
+@pytest.mark.drill
 def test_the_examples_in_python_run_as_printed(tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"^```python\n(.*?)^```$", text(DOCS / "python.md"), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5
@@ -229,6 +230,7 @@ def run_as_printed(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return names
 
 
+@pytest.mark.drill
 def test_the_examples_of_constraints_run_as_printed(tmp_path, monkeypatch):
     names = run_as_printed("constraints.md", tmp_path, monkeypatch)
     assert names["run"].outcome.startswith("a stop rule was met")
@@ -241,6 +243,7 @@ def test_the_examples_of_constraints_run_as_printed(tmp_path, monkeypatch):
     np.testing.assert_allclose([*names["slacks"], *names["multipliers"]], [0, 1], atol=1e-9)
 
 
+@pytest.mark.drill
 def test_the_examples_of_split_features_run_as_printed(tmp_path, monkeypatch):
     names = run_as_printed("vertical.md", tmp_path, monkeypatch)
     assert [len(block) for block in names["two"].blocks] == [2, 28]

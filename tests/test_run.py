@@ -107,6 +107,7 @@ def test_names_that_do_not_exist(federation):
 # Folders of a comparison
 
 
+@pytest.mark.drill
 def test_every_run_of_a_comparison_has_a_folder_of_its_own(federation, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")
     settings = [fp.FedAvg(step=0.1), fp.FedEPM(), fp.FedAvg(step=0.2)]

@@ -192,6 +192,7 @@ print("DONE", flush=True)
 """
 
 
+@pytest.mark.drill
 def test_the_search_ends_on_neighbouring_numbers():
     """Clients that agree up to the last bit are what convergence looks like: the search must not run for ever.
 

@@ -126,7 +126,7 @@ def theory(participation=1.0, rounds=1500, **changes):
     return ran(FedADMM.preset("theory", **EXACT | changes), participation=participation, rounds=rounds)
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", [1.0, pytest.param(0.5, marks=pytest.mark.drill)])
 def test_under_theorem_1_v_goes_to_zero_and_theta_to_the_optimum(participation):
     history = theory(participation).history
     best = optimum(PROBLEM, byhand.federation(parts()))

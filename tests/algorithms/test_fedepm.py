@@ -472,6 +472,7 @@ def test_a_large_lambda_stalls():
 # (e) engines and trials; purity and repeatability are in the conformance suite, resuming in test_driver
 
 
+@pytest.mark.drill
 def test_buckets_and_chunks_change_nothing(run_once):
     """One bucket, or four with one client at a time; the debug engine is in the conformance suite."""
     many = LocalEngine(buckets=4, chunk=1)

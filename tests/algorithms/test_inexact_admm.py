@@ -184,7 +184,7 @@ def never_rises(history):
     assert np.nanmax(history.column("violations")) == 0
 
 
-@pytest.mark.parametrize(("rho", "rounds"), [(1.0, 5000), (0.2, 30000)])
+@pytest.mark.parametrize(("rho", "rounds"), [(1.0, 5000), pytest.param(0.2, 30000, marks=pytest.mark.drill)])
 def test_theory_reaches_the_optimum_of_example_5_1(rho, rounds):
     never_rises(example(rho, rounds))
 
@@ -195,7 +195,7 @@ def test_theory_reaches_the_optimum_of_the_recorded_logistic_data(golden_folder,
     never_rises(recording(golden_folder, rho, rounds))
 
 
-@pytest.mark.parametrize("solver", ["gradient", "lbfgs"])
+@pytest.mark.parametrize("solver", ["gradient", pytest.param("lbfgs", marks=pytest.mark.drill)])
 def test_on_a_nonconvex_problem_the_lyapunov_value_falls_to_a_stationary_point(solver):
     """s_i = β/2 is known: σ_i = 2.6 r_i/m is above α_i(s_i + r_i/2), so Theorem 3.1 holds too."""
     problem = fp.NonconvexLogistic(beta=0.4)
@@ -344,6 +344,7 @@ def test_the_share_of_local_steps_that_break_the_residual_is_reported():
 # (d) other solvers, and exact ADMM
 
 
+@pytest.mark.drill
 def test_with_exact_local_solves_it_is_exact_admm():
     """(3.10) in NumPy with a direct solver: w, w_i and π_i for twelve rounds."""
     clients, m = parts("least_squares"), 7
@@ -469,7 +470,7 @@ def test_the_exact_solver_needs_a_quadratic():
         fp.run(InexactADMM(solver="exact"), PROBLEM, byhand.federation(parts()), rounds=1)
 
 
-@pytest.mark.parametrize("engine", ["local", "debug"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("debug", marks=pytest.mark.drill)])
 def test_a_client_with_a_flat_loss_is_named(engine):
     """All zeros and no ℓ2: r_i = 0, so σ_i = 0."""
     clients = list(parts("least_squares"))
@@ -535,6 +536,7 @@ def test_an_upload_that_is_not_finite_is_refused_and_its_client_named():
     np.testing.assert_array_equal(flat(done.model.w), flat(good.model.w))
 
 
+@pytest.mark.drill
 def test_columns_of_the_telemetry_are_stop_rules():
     federation = byhand.federation(parts())
     for column in ("primal_residual", "dual_residual", "dual_sum", "lagrangian", "lyapunov"):

@@ -399,6 +399,7 @@ def read_at(w):
     }
 
 
+@pytest.mark.drill
 def test_rounds_are_algorithm_2_literally():
     """M = 8, three clients of 4, 9 and 6 rows, not all of them in every round and nobody in one."""
     history = mixed_run().history
@@ -625,7 +626,7 @@ def test_a_limit_out_of_reach_is_told_with_the_least_violation():
     assert run.outcome_kind is fp.stop.Outcome.ROUNDS
     (said,) = [text for text in run.notices if "limit" in text]
     assert "constraint_1 ends 1 above its limit (least 1, after round" in said
-    assert "the limit may be out of the model's reach, or c too small." in said
+    assert "tau may be too large, c too small, or the limit out of the model's reach." in said
     assert run.history.last("penalty") == 1e12
     assert run.history.last("constraint_1") == pytest.approx(1.0, abs=1e-4)
     assert number(run.model.w) == pytest.approx(-2.0, abs=1e-2)

@@ -33,6 +33,7 @@ def test_a_target_on_accuracy():
     assert out.history.rounds == 1
 
 
+@pytest.mark.drill
 def test_residuals_that_are_0_before_the_first_round_stop_nothing_there():
     """Inexact ADMM starts in consensus: the rule waits for a round, in a run and in trials."""
     federation = fp.data.breast_cancer().split(clients=4, seed=0)

@@ -279,6 +279,7 @@ def test_a_state_that_is_damaged_is_refused_on_resume(tmp_path, monkeypatch):
         case.run(rounds=2, folder=tmp_path / "run", resume=True)
 
 
+@pytest.mark.drill
 def test_stages_are_timed_and_telemetry_is_not():
     federation, problem = fp.data.digits().split(6, seed=0), fp.TwoLayer(inputs=64, hidden=4)
     settings = fp.FedAvg(epochs=1, batch=20, step=0.1)
