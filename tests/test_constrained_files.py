@@ -93,7 +93,7 @@ def test_a_problem_is_read_back_from_its_plain_data():
 
 def test_one_term_and_the_name_of_a_model_will_do():
     problem = fp.Constrained("logistic", {"term": "loss"}, {"term": "norm2", "at_most": 2})
-    assert problem == fp.Constrained(fp.Logistic(), fp.Loss(), [fp.Norm2() <= 2])
+    assert problem == fp.Constrained(fp.Logistic(l2=0), fp.Loss(), [fp.Norm2() <= 2])
 
 
 def row_of_mine(w, batch):

@@ -114,7 +114,7 @@ LAYOUT = Layout(((0, 1), (2,), (3, 4)), ("a", "b", "c"), 0)
 
 def messages(name: str) -> tuple[Algorithm, dict[str, Any], dict[str, Any]]:
     """An algorithm for five parameters, its messages and its measures, from their types alone: nothing is computed."""
-    problem: Any = fp.Logistic(l2=0.0) if ALGORITHMS[name].vertical else fp.Logistic()
+    problem: Any = fp.Logistic(l2=0.0) if ALGORITHMS[name].vertical or "ssca" in name else fp.Logistic()
     if "ssca" in name:  # whose columns depend on the problem
         limits = [fp.Loss() <= 1.0] if ALGORITHMS[name].vertical else [fp.Loss() <= 1.0, fp.ClientLoss() <= 1.0]
         problem = fp.Constrained(problem, fp.Loss() + fp.Norm2(), limits)

@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpact.core.contract import Algorithm, Batch
-from fedpact.core.errors import require, require_flags, require_one_of, require_positive_int
+from fedpact.core.errors import require, require_flags, require_positive_int
 from fedpact.core.keys import Purpose
 from fedpact.core.settings import Settings
 from fedpact.core.vector import Vector
@@ -45,6 +45,7 @@ from fedpact.problems.approximation import (
     Approximation,
     Estimates,
     Price,
+    check_order,
     check_steps,
     first_price,
     info_of,
@@ -52,6 +53,7 @@ from fedpact.problems.approximation import (
     none_yet,
     notices,
     step_sizes,
+    told,
     update,
     verdict,
 )
@@ -142,6 +144,7 @@ class SSCA(Settings):
         "paper-6000": {"batch": 6000, "tau": 0.03, "rho": 0.2},
         "printed": {"batch": 100, "gamma_power": 0.1},  # both powers α, as the text has them
         "printed-10": {"batch": 10, "tau": 0.2, "rho": 0.9, "gamma": 0.5, "gamma_power": 0.1},
+        "printed-6000": {"batch": 6000, "tau": 0.03, "rho": 0.2, "gamma_power": 0.1},
         "tight": {"batch": 100, "rho": 0.9, "rho_power": 0.4, "gamma": 0.9, "gamma_power": 0.5},
         "theory": {"rho": 1.0, "rho_power": 0.6, "gamma": 1.0, "gamma_power": 0.9, "penalty": 10.0, "growth": 10.0},
     }
@@ -149,9 +152,9 @@ class SSCA(Settings):
     def __post_init__(self) -> None:
         self._plain()
         check_steps(self)
-        require_one_of("order", self.order, ("random", "stream"))
         if self.batch is not None:
             require_positive_int("batch", self.batch, symbol="B", hint="Leave it out for all rows.")
+        check_order(self)
         require_flags(self, "short")
 
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
@@ -163,21 +166,16 @@ class SSCA(Settings):
         hint = "Give the objective a smooth term such as Loss(), or Norm2()."
         curved = task.parts[0].estimated or task.parts[0].norm2 > 0
         require(curved, "minimize", "a function with curvature", task.minimize, hint=hint)
-        fields = ["rho", "gamma"]
-        if model.constraints:
-            fields += ["penalty", "slack", *(f"multiplier_{title}" for title in titles)]
-        fields += ["multiplier_clients"] if caps else []
-        Info = info_of(fields)
+        Info = info_of(model)
 
         def join(w0: Vector, batch: Any, key: Any) -> tuple[ClientState, Hello]:
             return ClientState(jnp.asarray(0, jnp.int32)), Hello(task.tally(batch))
 
         def init(w0: Vector, hellos: Hello) -> ServerState:
             start, tally = none_yet(w0, model.estimated), jnp.sum(hellos.tally, axis=0)
-            dtype = start.b.dtype
-            own = None if caps is None else none_yet(w0, clients)._replace(kappa=jnp.zeros(clients, dtype))
-            zeros, price = jnp.zeros(model.constraints, dtype), first_price(self, dtype)
-            return ServerState(w0, start, own, zeros, zeros, price, tally, jnp.asarray(0))
+            own = None if caps is None else none_yet(w0, clients)._replace(kappa=jnp.zeros(clients))
+            zeros = jnp.zeros(model.multipliers)
+            return ServerState(w0, start, own, zeros, zeros, first_price(self), tally, jnp.asarray(0))
 
         def broadcast(server: ServerState) -> Broadcast:
             return Broadcast(server.w, server.tally)
@@ -196,7 +194,7 @@ class SSCA(Settings):
 
         def server_step(server: ServerState, uploads: Upload, cohort: Any) -> tuple[ServerState, Any]:
             t, w = server.round + 1, server.w
-            rho, gamma = step_sizes(self, t, server.shared.b.dtype)
+            rho, gamma = step_sizes(self, t, w)
             total = cohort.sum(uploads._replace(own=None))
             many = jnp.where(total.weight > 0, total.weight, 1)
             shared = model.update(server.shared, total.values / many, total.gradients / many, w, rho)  # (9), (14)
@@ -212,7 +210,7 @@ class SSCA(Settings):
                 price=price,
             )
             new = jax.tree.map(lambda a, b: jnp.where(total.weight > 0, a, b), new, server)._replace(round=t)
-            return new, info(new, rho, gamma)
+            return new, Info(rho, gamma, *told(model, new.price, new.multipliers, new.slacks))
 
         def own_estimates(old: Estimates, w: Vector, told: Own, cohort: Any, rho: Any) -> Estimates:
             """Each client's own loss, by its number; who did not take part keeps the estimate it had."""
@@ -220,13 +218,6 @@ class SSCA(Settings):
             put = lambda old, new: jnp.zeros_like(old).at[place].set(new, mode="drop")
             here = put(old.kappa, jnp.full(place.shape, rho))
             return update(old, put(old.b, told.value), old.a.map(put, told.gradient), w, here, self.tau)
-
-        def info(server: ServerState, rho: Any, gamma: Any) -> Any:
-            if not model.constraints:
-                return Info(rho, gamma)
-            shared, rest = server.multipliers[: len(titles)], server.multipliers[len(titles) :]
-            most = [jnp.max(rest)] if caps else []
-            return Info(rho, gamma, server.price.penalty, jnp.sum(server.slacks), *shared, *most)
 
         def measure(server: ServerState, client: ClientState, batch: Any) -> dict[str, Any]:
             return task.measure(model, server, batch, clients)

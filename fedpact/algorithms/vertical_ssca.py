@@ -40,6 +40,7 @@ from fedpact.problems.approximation import (
     Approximation,
     Estimates,
     Price,
+    check_order,
     check_steps,
     first_price,
     info_of,
@@ -47,6 +48,7 @@ from fedpact.problems.approximation import (
     none_yet,
     notices,
     step_sizes,
+    told,
     verdict,
 )
 from fedpact.problems.training import drawn, share
@@ -112,6 +114,7 @@ class VerticalSSCA(Settings):
     growth: float = 1.0  # what c is multiplied by while a slack is left
     patience: int = 100  # rounds between two looks at the slacks
     bound: float | None = None  # ‖ω‖ ≤ bound
+    order: str = "random"  # batches: "random", or "stream" for records in the order they came
     collection: str = "two-step"  # "one-step" is Remark 4's
     reveal_rows: bool = False  # accept that one-step collection shows the server every raw row
 
@@ -135,6 +138,7 @@ class VerticalSSCA(Settings):
         self._plain()
         check_steps(self)
         check_exchange(self)
+        check_order(self)
 
     def build(self, problem: Any, clients: Any, rate: float) -> Algorithm:
         """Algorithms 3 and 4; `clients` is the layout of the columns."""
@@ -144,45 +148,41 @@ class VerticalSSCA(Settings):
         width = split.width(layout)
         model = Approximation(task.parts, None, self.tau, self.bound)
         titles = [part.title for part in task.parts[1:]]
-        told = disclosure(layout, width, self.batch, model.estimated, self.collection)
+        views = disclosure(layout, width, self.batch, model.estimated, self.collection)
         hint = "Give the objective a smooth term such as Loss(), or Norm2()."
         curved = task.parts[0].estimated or task.parts[0].norm2 > 0
         require(curved, "minimize", "a function with curvature", task.minimize, hint=hint)
-        fields = ["rho", "gamma"]
-        if model.constraints:
-            fields += ["penalty", "slack", *(f"multiplier_{title}" for title in titles)]
-        Info = info_of(fields)
+        Info = info_of(model)
 
         def join(w0: Vector, batch: Any, key: Any) -> tuple[ClientState, Hello]:
             return ClientState(jnp.asarray(0, jnp.int32)), Hello(task.tally(batch))
 
         def init(w0: Vector, hellos: Hello) -> ServerState:
             start, tally = none_yet(w0, model.estimated), jnp.sum(hellos.tally, axis=0)
-            dtype = start.b.dtype
-            zeros, price = jnp.zeros(model.constraints, dtype), first_price(self, dtype)
-            return ServerState(w0, start, zeros, zeros, price, tally, jnp.asarray(0))
+            zeros = jnp.zeros(model.multipliers)
+            return ServerState(w0, start, zeros, zeros, first_price(self), tally, jnp.asarray(0))
 
         def broadcast(server: ServerState) -> Broadcast:
             return Broadcast(server.w, server.tally)
 
         def client_step(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Any, ...]:
-            rows = drawn(batch, self.batch, key(Purpose.LOCAL))
+            place = (client.rounds * (self.batch or 0)) % jnp.maximum(batch.rows.astype(jnp.int32), 1)
+            rows = drawn(batch, self.batch, key(Purpose.LOCAL), place if self.order == "stream" else None)
             values, gradients = exchanged(layout, split, task, msg.w, rows, msg.tally)
             notes = Notes(*(jnp.asarray(v, jnp.float64) for v in (share(rows, batch), values[0])))
             return ClientState(client.rounds + 1), Upload(values, gradients), notes
 
         def server_step(server: ServerState, uploads: Upload, cohort: Any) -> tuple[ServerState, Any]:
             t, w = server.round + 1, server.w
-            rho, gamma = step_sizes(self, t, server.shared.b.dtype)
-            told = cohort.sum(uploads)  # of one: the closer's and the clients' messages together
-            shared = model.update(server.shared, told.values, told.gradients, w, rho)  # (23), (25)
+            rho, gamma = step_sizes(self, t, w)
+            sent = cohort.sum(uploads)  # of one: the closer's and the clients' messages together
+            shared = model.update(server.shared, sent.values, sent.gradients, w, rho)  # (23), (25)
             found = model.minimise(w, shared, None, server.price.penalty)  # Problem 7 or 10
             price = next_price(self, server.price, found.slacks, t)
             w = (1 - gamma) * w + gamma * found.w  # (18)
             new = ServerState(w, shared, found.multipliers, found.slacks, price, server.tally, t)
             new = jax.tree.map(lambda a, b: jnp.where(cohort.count > 0, a, b), new, server)._replace(round=t)
-            constrained = (new.price.penalty, jnp.sum(new.slacks), *new.multipliers) if model.constraints else ()
-            return new, Info(rho, gamma, *constrained)
+            return new, Info(rho, gamma, *told(model, new.price, new.multipliers, new.slacks))
 
         def measure(server: ServerState, client: ClientState, batch: Any) -> dict[str, Any]:
             means, gradients = exchanged(layout, split, task, server.w, batch, server.tally)
@@ -204,8 +204,8 @@ class VerticalSSCA(Settings):
             observe=lambda server: server,
             wire=lambda w, rows: traffic(layout, split, w, self.batch or rows, model.estimated, self.collection),
             rows=lambda sizes: check_records(self.batch, int(sizes[0])),
-            notices=(*notices(self), *told.notices),
-            tables={WHO: told.table},
+            notices=(*notices(self), *views.notices),
+            tables={WHO: views.table},
             breakdown=overflow(layout),
             verdict=lambda history: verdict(history, titles),
         )

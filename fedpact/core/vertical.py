@@ -8,9 +8,9 @@
     client i → server    Block      ∂F_m/∂ω_i = x_iᵀ δ_m
 
 The closer is a client, the one that holds the labels; never the server. What clients send one another passes through
-the server sealed: only the receiver can open it. `exchange` simulates one round's messages; masks are numbers modulo
-2⁶⁴ that cancel exactly, so the sum without them has the same bits, and the simulation leaves them out (`masked` has
-them, and a test compares).
+the server sealed: only the receiver can open it. `conversation` simulates one round's messages, `exchange` puts their
+contents together, `traffic` counts them; masks are numbers modulo 2⁶⁴ that cancel exactly, so the sum without them has
+the same bits, and the simulation leaves them out (`masked` has them, and a test compares).
 
 A model fits if it sees x through x @ first alone: `Split` cuts its parameters into `first`, a row a column of the data,
 and the rest, ω_0. To close the loss is then to run the same model with the unit matrix for `first` on Σh.
@@ -110,10 +110,14 @@ class Split(NamedTuple):
         flat = _get(w.tree, self.path).ndim == 1
         return Vector(_set(w.tree, self.path, first[:, 0] if flat else first))
 
-    def put_stack(self, gradients: Vector, first: Any) -> Vector:
-        """The same for gradients with a leading axis."""
-        flat = _get(gradients.tree, self.path).ndim == 2
-        return Vector(_set(gradients.tree, self.path, first[..., 0] if flat else first))
+    def rest(self, w: Vector) -> Vector:
+        """ω_0: everything but `first`."""
+        return Vector(_without(w.tree, self.path))
+
+    def whole(self, head: Vector, first: Any, w: Vector) -> Vector:
+        """Gradients by ω, along a leading axis, from those by ω_0 and by `first`; as flat as w is."""
+        flat = _get(w.tree, self.path).ndim == 1
+        return Vector(_set(head.tree, self.path, first[..., 0] if flat else first))
 
     def inputs(self, x: Any, dtype: Any) -> Any:
         """Columns as the model takes them: pixels scaled, numbers as they are."""
@@ -130,6 +134,11 @@ def _get(tree: Any, path: Sequence[str]) -> Any:
     for name in path:
         tree = tree[name]
     return tree
+
+
+def _without(tree: Any, path: Sequence[str]) -> Any:
+    name, *rest = path
+    return {k: _without(v, rest) if rest and k == name else v for k, v in tree.items() if rest or k != name}
 
 
 def _set(tree: Any, path: Sequence[str], leaf: Any) -> Any:
@@ -165,32 +174,54 @@ def total(partials: Sequence[Any], dtype: Any) -> Any:
     return (whole.astype(jnp.int64) * STEP).astype(dtype)
 
 
-def exchange(
-    layout: Layout, split: Split, w: Vector, batch: Batch, close: Callable[[Vector, Batch], Any]
-) -> tuple[Any, Vector]:
-    """One round's messages for a batch of records: the functions' values, and their gradients along a leading axis.
+class Conversation(NamedTuple):
+    """A round's messages, one a client where they are many."""
 
-    `close` maps the closing model's parameters and the batch with Σh for its features to the values (K,).
+    tasks: tuple[Task, ...]
+    partials: tuple[Partial, ...]
+    closed: Closed
+    feedback: Feedback
+    blocks: tuple[Block, ...]
+
+
+Close = Callable[[Vector, Batch], Any]
+
+
+def conversation(layout: Layout, split: Split, w: Vector, batch: Batch, close: Close) -> Conversation:
+    """A round for a batch of records; they are numbered by their place in it.
+
+    `close` maps the closing model's parameters and the batch with Σh for its features to the functions' values (K,).
     """
-    first = split.first(w)
-    dtype = first.dtype
+    first, head = split.first(w), split.rest(w)
+    dtype, numbers = first.dtype, jnp.arange(batch.y.shape[0])
     columns = [jnp.asarray(c, jnp.int32) for c in layout.columns]
-    x = batch.x[jnp.arange(batch.y.shape[0])] if isinstance(batch.x, SparseRows) else batch.x
+    tasks = [Task(numbers, first[c], head if i == layout.closer else None) for i, c in enumerate(columns)]
+    x = batch.x[numbers] if isinstance(batch.x, SparseRows) else batch.x
     held = [split.inputs(x[:, c], dtype) for c in columns]  # each client's own
-    sent = [to_lattice(x @ first[c], len(columns)) for x, c in zip(held, columns, strict=True)]  # Partial
-    h = total([p for p, _ in sent], dtype)  # what the closer opens
+    sent = [to_lattice(x @ task.block, len(columns)) for x, task in zip(held, tasks, strict=True)]
+    partials = [Partial(h) for h, _ in sent]
+    h = total([one.h for one in partials], dtype)  # what the closer opens
     h = jnp.where(jnp.stack([ok for _, ok in sent]).all(), h, jnp.nan)
 
     def closing(head: Vector, h: Any) -> Any:
-        return close(split.put(head, jnp.eye(first.shape[1], dtype=dtype)), batch._replace(x=h))
+        unit = jnp.eye(first.shape[1], dtype=dtype)
+        flat = _get(w.tree, split.path).ndim == 1
+        return close(Vector(_set(head.tree, split.path, unit[:, 0] if flat else unit)), batch._replace(x=h))
 
-    values, pull = jax.vjp(closing, w, h)
-    head, delta = jax.vmap(pull)(jnp.eye(values.shape[0], dtype=values.dtype))  # Closed; Feedback
-    blocks = [jnp.einsum("bp,kbh->kph", x, delta) for x in held]  # Block
-    whole = jnp.zeros((values.shape[0], *first.shape), dtype)
-    for c, block in zip(columns, blocks, strict=True):
-        whole = whole.at[:, c].set(block)
-    return values, split.put_stack(head, whole)
+    values, pull = jax.vjp(closing, head, h)
+    by_head, delta = jax.vmap(pull)(jnp.eye(values.shape[0], dtype=values.dtype))
+    blocks = [Block(jnp.einsum("bp,kbh->kph", x, delta)) for x in held]
+    return Conversation(tuple(tasks), tuple(partials), Closed(values, by_head), Feedback(delta), tuple(blocks))
+
+
+def exchange(layout: Layout, split: Split, w: Vector, batch: Batch, close: Close) -> tuple[Any, Vector]:
+    """What the server has after the round: the functions' values, and their gradients along a leading axis."""
+    said = conversation(layout, split, w, batch, close)
+    first, functions = split.first(w), said.closed.values.shape[0]
+    whole = jnp.zeros((functions, *first.shape), first.dtype)
+    for c, block in zip(layout.columns, said.blocks, strict=True):
+        whole = whole.at[:, jnp.asarray(c, jnp.int32)].set(block.gradient)
+    return said.closed.values, split.whole(said.closed.head, whole, w)
 
 
 class Traffic(NamedTuple):
@@ -201,21 +232,28 @@ class Traffic(NamedTuple):
 
 
 def traffic(layout: Layout, split: Split, w: Any, records: int, functions: int, collection: str) -> Traffic:
-    """From the messages' types alone."""
+    """From the messages' types alone. Keys for masks and seals, agreed on once before round 1, are not counted."""
     first = split.first(w)
-    width, item = first.shape[1], first.dtype.itemsize
-    clients = len(layout.columns)
-    head = (w.size - first.size) * item
-    if collection == "one-step":  # h_i and x_i up, ω_i and the records' numbers down, labels with the first client
-        rows = records * (first.shape[0] + clients * width + 1) * item
-        return Traffic(up=rows, down=clients * records * 8 + first.size * item)
-    partial = records * width * 8 + SEAL
-    feedback = functions * records * width * item + SEAL
-    tasks = clients * records * 8 + first.size * item + head
-    closed = functions * (item + head)
-    blocks = functions * first.size * item
-    relayed = (clients - 1) * (partial + feedback)  # the closer sends itself nothing
-    return Traffic(up=relayed + closed + blocks, down=tasks + relayed)
+    closer = layout.closer
+    head = sum(leaf.size for leaf in jax.tree.leaves(split.rest(w).tree))
+    shape = (functions,)
+
+    def spoken(w: Vector, x: Any) -> Conversation:
+        batch = Batch(x, jnp.zeros(records), jnp.ones(records), jnp.asarray(0))
+        return conversation(layout, split, w, batch, lambda v, b: jnp.zeros(shape, first.dtype) + 0 * b.x.sum())
+
+    x = jax.ShapeDtypeStruct((records, first.shape[0]), first.dtype)
+    said = jax.eval_shape(spoken, w, x)
+    if collection == "one-step":  # h_i and x_i up, labels with the first client; the tasks down, without ω_0
+        rows = records * (first.shape[0] + len(layout.columns) * first.shape[1] + 1) * first.dtype.itemsize
+        return Traffic(up=rows, down=_bytes(said.tasks) - head * first.dtype.itemsize)
+    away = [i for i in range(len(layout.columns)) if i != closer]  # the closer sends itself nothing
+    relayed = sum(_bytes(said.partials[i]) + _bytes(said.feedback) + 2 * SEAL for i in away)
+    return Traffic(up=relayed + _bytes(said.closed) + _bytes(said.blocks), down=_bytes(said.tasks) + relayed)
+
+
+def _bytes(message: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(message))
 
 
 # What the messages tell
@@ -244,14 +282,14 @@ COALITIONS = {
 WHO = "What parties can solve for, alone and in pairs"
 
 
-def solvable(batch: int, width: int, functions: int, others: int, equations: Sequence[str]) -> bool:
-    """Whether equations linear in the others' raw features X (B rows, `others` columns) determine all of them.
+def solvable(records: int, width: int, functions: int, others: int, equations: Sequence[str], rounds: int = 1) -> bool:
+    """Whether equations linear in the others' raw features X of records seen so many times determine all of them.
 
-    "gradients": δᵀX is known, K·H rows of B coefficients; "sums": X W is known, H columns. What they leave open is
-    null(δᵀ) ⊗ null(Wᵀ): nothing if B ≤ K·H or if there are at most H columns.
+    "gradients": δᵀX is known, K·H rows of coefficients a round; "sums": X W is known, H columns a round. What they
+    leave open is null(δᵀ) ⊗ null(Wᵀ): nothing if the rounds' K·H reach the records, or their H the others' columns.
     """
-    by_gradients = "gradients" in equations and batch <= functions * width
-    by_sums = "sums" in equations and others <= width
+    by_gradients = "gradients" in equations and records <= rounds * functions * width
+    by_sums = "sums" in equations and others <= rounds * width
     return by_gradients or by_sums
 
 
@@ -274,21 +312,26 @@ def disclosure(layout: Layout, width: int, batch: int | None, functions: int, co
     for who, (closer, others, holds, equations) in COALITIONS.items():
         if others >= len(sizes) or others + (closer and closing > 0) == holders:
             continue  # there are not so many, or they hold every column
+        foreign = sum(sizes) - closing
         if batch is None:
             found = bool(equations)
             answer = f"yes, once rounds × {width * functions} reach the records" if found else "no"
+            answer += f", or rounds × {width} the others' {foreign} columns" if "sums" in equations else ""
         else:
-            found = solvable(batch, width, functions, sum(sizes) - closing, equations)
+            found = solvable(batch, width, functions, foreign, equations)
             answer = "yes" if found else "no"
             if who == "the server" and batch <= functions * width:
                 answer = "no, but the space that a batch's rows span"
+        if who == "the closer":
+            answer = "no, but over rounds with the same records perhaps up to a rotation"
         told[found].append(who)
-        labels = "has them" if closer else "by δ" if others else "no"
+        labels = "has them" if closer else "by δ" if others else "no, but how many of a batch, where ω_0 has a bias"
         table.append({"who": who, "holds": holds, **_row(answer, labels)})
     if batch is None:
         text = (
             "Every round uses all records: by linear equations nobody alone determines raw features, but the server "
-            "with any client does once the rounds times the width of the sums reach the number of records."
+            f"with any client does once rounds × {width * functions} reach the number of records, with the closer once "
+            f"rounds × {width} reach the others' columns."
         )
     else:
         sums = f"{width} sum{'s' if width > 1 else ''} a record"

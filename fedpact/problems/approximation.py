@@ -18,14 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpact.core.errors import is_number, require, require_positive_int
+from fedpact.core.errors import is_number, require, require_one_of, require_positive_int
 from fedpact.core.vector import Vector
 from fedpact.problems.constraints import Part
 from fedpact.problems.surrogate import Quadratics, lemma1, solve
 
 
 class Estimates(NamedTuple):
-    """b and a (a leading axis over the functions) and κ."""
+    """b (doubles) and a (a leading axis over the functions) and κ (a double)."""
 
     b: Any
     a: Vector
@@ -42,21 +42,26 @@ class Minimum(NamedTuple):
 
 def none_yet(w: Vector, functions: int) -> Estimates:
     """The estimates before the first batch."""
-    dtype = jax.tree.leaves(w.tree)[0].dtype
     return Estimates(
-        jnp.zeros(functions, dtype),
+        jnp.zeros(functions, jnp.float64),
         w.map(lambda v: jnp.zeros((functions, *v.shape), v.dtype)),
-        jnp.zeros((), dtype),
+        jnp.zeros((), jnp.float64),
     )
 
 
 def update(old: Estimates, values: Any, gradients: Vector, w: Vector, rho: Any, tau: float) -> Estimates:
     """(9) and (14) with the newest values and gradients at ω; ρ may differ from function to function."""
-    inner = sum(jax.tree.leaves(gradients.map(lambda g, v: jnp.sum(g * v, tuple(range(1, g.ndim))), w).tree))
-    along = lambda a: rho.reshape(rho.shape + (1,) * (a.ndim - 1)) if jnp.ndim(rho) else rho
-    b = (1 - rho) * old.b + rho * (values - inner + tau * w.norm2())
+    each = lambda g, v: jnp.sum((g * v).astype(jnp.float64), tuple(range(1, g.ndim)))
+    inner = sum(jax.tree.leaves(gradients.map(each, w).tree))
+    along = lambda a: (rho.reshape(rho.shape + (1,) * (a.ndim - 1)) if jnp.ndim(rho) else rho).astype(a.dtype)
+    b = (1 - rho) * old.b + rho * (values - inner + tau * norm2(w))
     a = old.a.map(lambda a, g, v: (1 - along(a)) * a + along(a) * (g - 2 * tau * v), gradients, w)
     return Estimates(b, a, (1 - rho) * old.kappa + rho)
+
+
+def norm2(w: Vector) -> Any:
+    """‖ω‖², added up in doubles: b is a difference of numbers of this size."""
+    return sum(jax.tree.leaves(w.map(lambda v: jnp.sum(jnp.square(v).astype(jnp.float64))).tree))
 
 
 class Approximation(NamedTuple):
@@ -75,8 +80,8 @@ class Approximation(NamedTuple):
     def update(self, old: Estimates, means: Any, gradients: Vector, w: Vector, rho: Any) -> Estimates:
         """The shared functions' estimates; the server adds the norms that are not kept exact, for it knows ω."""
         squares = jnp.asarray([part.square for part in self.parts if part.estimated], means.dtype)
-        values = means + squares * w.norm2()
-        slopes = gradients.map(lambda g, v: g + 2 * squares.reshape((-1,) + (1,) * v.ndim) * v, w)
+        values = means + squares * norm2(w)
+        slopes = gradients.map(lambda g, v: g + 2 * squares.reshape((-1,) + (1,) * v.ndim).astype(v.dtype) * v, w)
         return update(old, values, slopes, w, rho, self.tau)
 
     @property
@@ -84,25 +89,29 @@ class Approximation(NamedTuple):
         """M."""
         return len(self.parts) - 1 + (0 if self.caps is None else len(self.caps))
 
+    @property
+    def multipliers(self) -> int:
+        """M, and one more for a bound on ‖ω‖ beside constraints."""
+        return self.constraints + (self.constraints > 0 and self.bound is not None)
+
     def minimise(self, w: Vector, shared: Estimates, own: Estimates | None, penalty: Any) -> Minimum:
         """ω̄, with ν and s: closed forms where there are, else the dual."""
-        dtype = shared.b.dtype
         if self.constraints == 0:
-            return Minimum(self._free(shared), jnp.zeros(0, dtype), jnp.zeros(0, dtype))
-        found = self._lemma1(shared, penalty) if self._is_lemma1 else self._general(w, shared, own, penalty)
-        return found._replace(multipliers=found.multipliers.astype(dtype), slacks=found.slacks.astype(dtype))
+            return Minimum(self._free(shared), jnp.zeros(0), jnp.zeros(0))
+        return self._lemma1(shared, penalty) if self._is_lemma1 else self._general(w, shared, own, penalty)
 
     def _free(self, shared: Estimates) -> Vector:
         """(10), with the norms kept exact; a bound on ‖ω‖ scales it."""
         goal = self.parts[0]
         t = self.tau + goal.norm2
-        total = shared.a.map(lambda a: a[0] / shared.kappa)
+        total = shared.a.map(lambda a: a[0] / shared.kappa.astype(a.dtype))
         if goal.norm1:
             total = total.map(lambda a: jnp.sign(a) * jnp.maximum(jnp.abs(a) - goal.norm1, 0))
         out = total * (-1 / (2 * t))
         if self.bound is None:
             return out
-        return out * jnp.minimum(1, self.bound / jnp.maximum(out.norm(), jnp.finfo(shared.b.dtype).tiny))
+        size = out.norm()
+        return out * jnp.minimum(1, self.bound / jnp.maximum(size, jnp.finfo(size.dtype).tiny))
 
     @property
     def _is_lemma1(self) -> bool:
@@ -115,16 +124,16 @@ class Approximation(NamedTuple):
     def _lemma1(self, shared: Estimates, penalty: Any) -> Minimum:
         goal, limit = self.parts
         t0, tau = goal.norm2, self.tau + limit.norm2
-        a = shared.a.map(lambda a: a[0] / shared.kappa)
-        b = shared.b[0] / shared.kappa - limit.limit
-        nu = t0 * lemma1(a.norm2(), b, tau, penalty / t0)
-        w = a * (-nu / (2 * (t0 + nu * tau))).astype(shared.b.dtype)
-        slack = jnp.maximum(b + a.dot(w) + tau * w.norm2(), 0)
-        return Minimum(w, nu[None], slack[None])
+        a = shared.a.map(lambda a: a[0] / shared.kappa.astype(a.dtype))
+        b, q = shared.b[0] / shared.kappa - limit.limit, norm2(a)
+        nu = t0 * lemma1(q, b, tau, penalty / t0)
+        scale = -nu / (2 * (t0 + nu * tau))  # ω̄ = scale · a
+        slack = jnp.where(nu < penalty, 0.0, jnp.maximum(b + scale * q + tau * scale**2 * q, 0))
+        return Minimum(a.map(lambda v: scale.astype(v.dtype) * v), nu[None], slack[None])
 
     def _general(self, w: Vector, shared: Estimates, own: Estimates | None, penalty: Any) -> Minimum:
         d = w.size
-        rows, estimates, place = [], flat(shared.a / shared.kappa), 0
+        rows, estimates, place = [], flat(shared.a) / shared.kappa, 0
         offsets, t, ell = [], [], []
         for part in self.parts:
             rows.append(estimates[place] if part.estimated else jnp.zeros(d))
@@ -146,16 +155,16 @@ class Approximation(NamedTuple):
             t, ell, c = [*t, 1.0], [*ell, 0.0], jnp.append(c, jnp.inf)
         phi = Quadratics(b, a, jnp.asarray(t, jnp.float64), jnp.asarray(ell, jnp.float64) if any(ell) else None)
         found = solve(phi, c)
-        return Minimum(unflat(found.omega, w), found.multipliers[:m], found.slacks[:m])
+        return Minimum(unflat(found.omega, w), found.multipliers, found.slacks)
 
     def values(self, means: Any, w: Vector) -> list[Any]:
         """F_0, and F_m minus its limit, from the means over rows at ω."""
-        norm2 = w.norm2() if any(part.norm2 or part.square for part in self.parts) else 0.0
+        square = w.norm2() if any(part.norm2 or part.square for part in self.parts) else 0.0
         norm1 = w.norm1() if any(part.norm1 for part in self.parts) else 0.0
         found = iter(list(means))
         return [
             (next(found) if part.estimated else 0.0)
-            + (part.norm2 + part.square) * norm2
+            + (part.norm2 + part.square) * square
             + part.norm1 * norm1
             - part.limit
             for part in self.parts
@@ -164,8 +173,8 @@ class Approximation(NamedTuple):
     def weighted(self, weights: Sequence[Any], gradients: Vector, w: Vector) -> tuple[Vector, Any]:
         """Σ_m weight_m ∇F_m without the ℓ1 terms, and the coefficient that ‖ω‖₁ has in that sum."""
         parts = list(zip(weights, self.parts, strict=True))
-        norm2 = sum(2 * v * (part.norm2 + part.square) for v, part in parts)
-        total = norm2 * w
+        square = sum(2 * v * (part.norm2 + part.square) for v, part in parts)
+        total = w.map(lambda v: jnp.asarray(square, v.dtype) * v)
         if self.estimated:
             dtype = jax.tree.leaves(gradients.tree)[0].dtype
             each = jnp.stack([jnp.asarray(v, dtype) for v, part in parts if part.estimated])
@@ -190,12 +199,35 @@ def unflat(row: Any, like: Vector) -> Vector:
     return jax.tree.unflatten(structure, parts)
 
 
-def info_of(fields: Sequence[str]) -> Any:
-    """Info, whose fields depend on the constraints."""
+def info_of(model: Approximation) -> Any:
+    """Info, whose fields depend on the constraints: slacks one by one where there are several."""
+    fields, titles = ["rho", "gamma"], [part.title for part in model.parts[1:]]
+    clients = ["clients"] if model.caps is not None else []
+    if model.constraints:
+        fields += ["penalty", "slack", *(f"multiplier_{title}" for title in [*titles, *clients])]
+    if len(titles) + len(clients) > 1:
+        fields += [f"slack_{title}" for title in [*titles, *clients]]
     return NamedTuple("Info", [(name, Any) for name in fields])  # type: ignore[misc]
 
 
+def told(model: Approximation, price: Price, multipliers: Any, slacks: Any) -> list[Any]:
+    """Those fields' values after ρ and γ; of clients' own limits the largest."""
+    if not model.constraints:
+        return []
+    shared, m = len(model.parts) - 1, model.constraints
+    brief = lambda values: [*values[:shared], *([] if model.caps is None else [jnp.max(values[shared:m])])]
+    each = brief(slacks)
+    return [price.penalty, jnp.sum(slacks[:m]), *brief(multipliers), *(each if len(each) > 1 else [])]
+
+
 # Step sizes and the price of slack
+
+
+def check_order(settings: Any) -> None:
+    """Streams need batches."""
+    require_one_of("order", settings.order, ("random", "stream"))
+    ok = settings.order == "random" or settings.batch is not None
+    require(ok, "batch", 'a number for order="stream"', settings.batch, symbol="B", hint="Say how many rows a round.")
 
 
 def check_steps(settings: Any) -> None:
@@ -211,8 +243,9 @@ def check_steps(settings: Any) -> None:
     require(bound is None or (is_number(bound) and bound > 0), "bound", "above 0, or left out", bound, symbol="‖ω‖")
 
 
-def step_sizes(settings: Any, t: Any, dtype: Any) -> tuple[Any, Any]:
-    """ρ^(t) and γ^(t) for t = 1, 2, …."""
+def step_sizes(settings: Any, t: Any, w: Vector) -> tuple[Any, Any]:
+    """ρ^(t) and γ^(t) for t = 1, 2, …, of ω's precision."""
+    dtype = jax.tree.leaves(w.tree)[0].dtype
     size = lambda a, power: jnp.minimum(1.0, a / jnp.asarray(t, jnp.float64) ** power).astype(dtype)
     return size(settings.rho, settings.rho_power), size(settings.gamma, settings.gamma_power)
 
@@ -224,9 +257,9 @@ class Price(NamedTuple):
     slack: Any
 
 
-def first_price(settings: Any, dtype: Any) -> Price:
+def first_price(settings: Any) -> Price:
     """c_1; no slack has been looked at."""
-    return Price(jnp.asarray(settings.penalty, dtype), jnp.zeros((), dtype))
+    return Price(jnp.asarray(settings.penalty, jnp.float64), jnp.zeros(()))
 
 
 def next_price(settings: Any, price: Price, slacks: Any, t: Any) -> Price:
@@ -234,7 +267,8 @@ def next_price(settings: Any, price: Price, slacks: Any, t: Any) -> Price:
     slack = jnp.max(slacks, initial=0.0).astype(price.slack.dtype)
     look = t % settings.patience == 0
     due = look & (slack > SLACK) & (slack > price.slack / 2)
-    penalty = jnp.where(due, jnp.minimum(settings.growth * price.penalty, MOST_PENALTY), price.penalty)
+    grown = jnp.clip(settings.growth * price.penalty, price.penalty, MOST_PENALTY)
+    penalty = jnp.where(due, jnp.maximum(grown, price.penalty), price.penalty)
     return Price(penalty, jnp.where(look, slack, price.slack))
 
 
@@ -259,6 +293,8 @@ def verdict(history: Any, titles: Sequence[str]) -> list[str]:
     out = []
     for title in titles:
         last = history.end(title)
+        if math.isnan(last):
+            out.append(f"{title} has no value at the end: on some rows it is not a number.")
         if not last > VIOLATION:
             continue
         column = history.column(title)

@@ -87,6 +87,9 @@ class Constrained:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", read_model(self.model))
+        l2 = getattr(self.model, "l2", 0.0)
+        hint = "Give the model l2 = 0, and write the penalty as a term, such as 1e-3 * Norm2()."
+        require(self.plain or l2 == 0, f"l2 of {type(self.model).__name__}", "0 inside Constrained", l2, hint=hint)
         require(hasattr(self.model, "predict"), "model", "a problem such as fedpact.Logistic()", self.model)
         goal = as_function(read_sum("minimize", self.minimize))
         hint = "What must stay below a limit goes into subject_to."
@@ -95,13 +98,17 @@ class Constrained:
         object.__setattr__(self, "minimize", goal)
         object.__setattr__(self, "subject_to", tuple(as_function(read_constraint(one)) for one in given))
         require(not _caps(goal), "minimize", "free of ClientLoss, which is for constraints", goal)
+        smooth = not any(isinstance(term, Gap) for _, term in goal.terms)
+        require(smooth, "minimize", "free of Gap, an absolute value: it is for constraints", goal)
         for one in self.subject_to:
             require(one.limit is not None, "subject_to", "functions with limits, such as Loss() <= 0.1", one)
             limits = one.limit if _caps(one) and isinstance(one.limit, (tuple, list)) else [one.limit]
             for limit in limits:
                 require(is_number(limit), f"limit of {one.terms}", "a number", limit, symbol="U")
-            alone = not _caps(one) or len(one.terms) == 1
-            require(alone, "subject_to", "ClientLoss alone in its function", one)
+            alone = not _caps(one) or (len(one.terms) == 1 and one.terms[0][0] == 1)
+            require(alone, "subject_to", "ClientLoss alone in its function, without a factor", one)
+            alone = len(one.terms) == 1 or not any(isinstance(term, Gap) for _, term in one.terms)
+            require(alone, "subject_to", "Gap alone in its function", one, hint="It is an absolute value.")
         require(sum(map(_caps, self.subject_to)) <= 1, "subject_to", "at most one ClientLoss", self.subject_to)
         of_data = any(not isinstance(term, (Norm1, Norm2)) for one in (goal, *self.subject_to) for _, term in one.terms)
         require(of_data, "minimize and subject_to", "of the data, with a term such as Loss() in one of them", goal)
@@ -135,7 +142,9 @@ class Constrained:
     def parts(self) -> tuple[Part, ...]:
         """F_0 and the constraints that all clients share; |·| ≤ limit counts twice."""
         out = [_part(self.minimize, 1, "objective")]
-        for k, one in enumerate(f for f in self.subject_to if not _caps(f)):
+        for k, one in enumerate(self.subject_to):
+            if _caps(one):
+                continue  # every client has its own
             signs = one.terms[0][1].signs if len(one.terms) == 1 else (1,)
             for sign in signs:
                 title = f"constraint_{k + 1}" + ({1: "_above", -1: "_below"}[sign] if len(signs) > 1 else "")
@@ -221,9 +230,13 @@ class Constrained:
             own, gradient = jax.value_and_grad(self.own_loss)(w, batch)
             mine = jnp.arange(clients) == batch.client
             over = jnp.where(mine, clients * (own - jnp.asarray(model.caps)), 0.0)
-            slope = slope + (clients * jnp.sum(jnp.where(mine, nu[shared:], 0))).astype(own.dtype) * gradient
+            price = jnp.sum(jnp.where(mine, nu[shared : model.constraints], 0))
+            slope = slope + (clients * price).astype(own.dtype) * gradient
             limited = jnp.concatenate([limited, over])
             out["worst_client"] = over
+        if model.bound is not None:
+            limited = jnp.append(limited, share * (w.norm2() - model.bound**2))
+            slope = slope + w.map(lambda v: (share * 2 * nu[-1]).astype(v.dtype) * v)
         out["kkt"] = {"slope": slope, "w": share * w, "l1": share * l1, "values": limited, "nu": share * nu}
         return out
 
@@ -243,23 +256,27 @@ class Constrained:
             self._check_rows(term, federation)
 
     def _check_rows(self, term: PerRow, federation: Any) -> None:
-        x, y = federation.client(0)
-        x, y = (jnp.asarray(a[:2].toarray() if hasattr(a, "toarray") else a[:2]) for a in (x, y))
+        """On every row, where the run starts."""
         w = self.init(federation.features, jnp.float64, jax.random.key(0))
-        batch = Batch(x, y, jnp.ones(len(y)), jnp.asarray(0))
-        try:
-            got = term.function(w, batch)
-        except Exception as error:
-            raise InvalidArgument(
-                f"function of PerRow must take (w, batch), got {type(error).__name__}: {error}. Try it on two rows."
-            ) from error
-        shape = getattr(got, "shape", None)
-        require(shape == (len(y),), "function of PerRow", f"a function to {len(y)} numbers for {len(y)} rows", shape)
-        values = np.asarray(got)
         hint = "A constraint must have a value where the run starts."
-        require(np.isfinite(values).all(), f"values of {term.title} at the start", "finite", values, hint=hint)
-        if hasattr(federation, "layout"):
-            self._check_split(term, w, batch)
+        for i in range(federation.clients):
+            x, y = (jnp.asarray(a.toarray() if hasattr(a, "toarray") else a) for a in federation.client(i))
+            batch = Batch(x, y, jnp.ones(len(y)), jnp.asarray(i))
+            try:
+                got = term.function(w, batch)
+            except Exception as error:
+                raise InvalidArgument(
+                    f"function of PerRow must take (w, batch), got {type(error).__name__}: {error}. Try it on two rows."
+                ) from error
+            shape = getattr(got, "shape", None)
+            require(
+                shape == (len(y),), "function of PerRow", f"a function to {len(y)} numbers for {len(y)} rows", shape
+            )
+            bad = np.flatnonzero(~np.isfinite(np.asarray(got)))
+            where = f"values of {term.title} at the start, client {i}"
+            require(bad.size == 0, where, "finite", f"{np.asarray(got)[bad[:1]]} in row {bad[:1]}", hint=hint)
+            if i == 0 and hasattr(federation, "layout"):
+                self._check_split(term, w, batch._replace(x=x[:2], y=y[:2], weight=jnp.ones(2)))
 
     def _check_split(self, term: PerRow, w: Vector, batch: Batch) -> None:
         """Who closes the loss has x @ first for features and the unit matrix for `first`: f must not see that."""

@@ -79,6 +79,11 @@ def _probability(model: Any, w: Vector, batch: Batch, of: int) -> Any:
     return p[:, of] if p.ndim == 2 else p if of == 1 else 1 - p
 
 
+def _some(share: Any) -> Any:
+    """A share to divide by; of no rows it stands beside none."""
+    return jnp.where(share > 0, share, 1)
+
+
 def _check_class(model: Any, federation: Any, of: int, name: str) -> None:
     require(getattr(model, "classifies", False), "model", f"one that classifies for {name}", type(model).__name__)
     classes = federation.dataset.classes
@@ -124,7 +129,7 @@ class Gap(Term):
         require(is_number(above), "above of Gap", "a number", self.above)
         rows, schema = np.concatenate(federation.rows), federation.dataset.schema
         x = federation.dataset.x[rows][:, [j]]
-        inside = int(np.sum(np.asarray(x > above)))
+        inside = int((x > above).sum())
         if inside in (0, len(rows)):
             own = (1.0, 0.0) if self.place is None else (schema.scale[j], schema.shift[j])
             least, most = (f"{round(float(v) * own[0] + own[1], 9):.6g}" for v in (x.min(), x.max()))
@@ -146,7 +151,7 @@ class Gap(Term):
     def rows(self, model: Any, w: Vector, batch: Batch, shares: Sequence[Any]) -> Any:
         """p/share of the group, or −p/share of the others."""
         p = _probability(model, w, batch, self.of)
-        return jnp.where(self._inside(batch), p / shares[0], -p / shares[1])
+        return jnp.where(self._inside(batch), p / _some(shares[0]), -p / _some(shares[1]))
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,7 @@ class Misses(Term):
 
     def rows(self, model: Any, w: Vector, batch: Batch, shares: Sequence[Any]) -> Any:
         """(1 − p)/share of the class, 0 of the others."""
-        return jnp.where(batch.y == self.of, (1 - _probability(model, w, batch, self.of)) / shares[0], 0)
+        return jnp.where(batch.y == self.of, (1 - _probability(model, w, batch, self.of)) / _some(shares[0]), 0)
 
 
 @dataclass(frozen=True)

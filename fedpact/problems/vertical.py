@@ -49,6 +49,8 @@ def check_exchange(settings: Any) -> None:
     ok = settings.collection == "two-step" or settings.reveal_rows
     hint = "It sends every raw row of the batch to the server. To accept that, set reveal_rows=True."
     require(ok, "collection", '"two-step"', settings.collection, hint=hint)
+    idle = settings.collection == "two-step" and settings.reveal_rows
+    require(not idle, "reveal_rows", 'false with collection="two-step", which reveals none', settings.reveal_rows)
 
 
 def check_records(batch: int | None, records: int) -> None:

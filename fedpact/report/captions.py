@@ -145,10 +145,10 @@ def _said(runs: Sequence[RunView], name: str, number: int) -> str:
 
 def _constraint(config: Mapping[str, Any], number: int) -> str:
     problem = config.get("problem", {})
-    shared = [one for one in problem.get("subject_to", ()) if one.get("term") != "client_loss"]
-    if number > len(shared):
+    given = problem.get("subject_to", ())
+    if number > len(given):
         return ""
-    one = shared[number - 1]
+    one = given[number - 1]
     terms = " + ".join(_term(term) for term in one.get("terms", [one]))
     return f"{terms} ≤ {format_value(one['at_most'])}"
 

@@ -25,7 +25,7 @@ from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArg
 from fedpact.core.keys import Purpose
 from fedpact.core.vector import Vector
 from fedpact.engines import HostEngine, LocalEngine, local
-from fedpact.problems.approximation import Approximation, Estimates, Price, next_price
+from fedpact.problems.approximation import Approximation, Estimates, Price, next_price, none_yet
 from fedpact.problems.constraints import as_constrained
 from fedpact.run import Experiment
 
@@ -284,9 +284,29 @@ def test_lemma_1_and_the_dual_agree_with_a_conic_solver(b, c):
     omega, slack, _ = conic((np.zeros(3), 0.7), [(b / 0.8 - 1.5, a[0] / 0.8, 0.7)], c)
     for found in (closed, dual):
         np.testing.assert_allclose(flat(found.w), omega, atol=1e-6)
-        np.testing.assert_allclose(found.slacks, slack, atol=1e-6)
+        np.testing.assert_allclose(found.slacks[:1], slack, atol=1e-6)
     np.testing.assert_allclose(flat(closed.w), flat(dual.w), atol=1e-9)
-    np.testing.assert_allclose(closed.multipliers, dual.multipliers, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(closed.multipliers, dual.multipliers[:1], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("tau", [0.05, 0.2])
+@pytest.mark.parametrize("nu", [10.0, 1e3])
+def test_lemma_1_has_its_digits_in_single_precision(tau, nu):
+    """b is a difference of numbers near τ‖ω‖²: from single-precision gradients, ν is right and the slack none."""
+    rng = np.random.default_rng(0)
+    model = Approximation(Constrained(CLASSES, minimize=Norm2(), subject_to=[Loss() <= U]).parts, None, tau, None)
+    w = rng.normal(size=20_000) * math.sqrt(256 / 20_000)
+    g = rng.normal(size=20_000) * 1e-2
+    a = g - 2 * tau * w
+    scale = -nu / (2 * (1 + nu * tau))
+    value = U + g @ w - tau * w @ w - (scale + tau * scale**2) * (a @ a)  # so that the multiplier is ν
+    single = lambda v: Vector({"w": jnp.asarray(v, jnp.float32)})
+    old = none_yet(single(w), 1)
+    shared = model.update(old, jnp.asarray([value]), single(g[None]), single(w), jnp.asarray(1.0, jnp.float32))
+    found = model.minimise(single(w), shared, None, jnp.asarray(1e5))
+    assert float(found.multipliers[0]) == pytest.approx(nu, rel=1e-3)
+    assert float(found.slacks[0]) == 0
+    assert found.w.tree["w"].dtype == jnp.float32
 
 
 def test_a_bound_holds_with_constraints_too():
@@ -297,7 +317,22 @@ def test_a_bound_holds_with_constraints_too():
     assert np.linalg.norm(flat(bounded.w)) == pytest.approx(0.5, rel=1e-9)
     assert relative(flat(bounded.w), -0.5 * a[0] / np.linalg.norm(a)) <= 1e-6
     assert float(bounded.slacks[0]) > 0.1
-    assert bounded.multipliers.shape == bounded.slacks.shape == (1,)
+    assert bounded.multipliers.shape == bounded.slacks.shape == (2,)
+    assert float(bounded.multipliers[1]) > 0, "the bound's own"
+
+
+def test_the_residual_counts_an_active_bound():
+    """The same minimum as with the bound as a constraint, and a residual as small."""
+    federation = byhand.federation(rows_of_three_classes(), ("a", "b", "c"))
+    options = {"rounds": 300, "precision": "double", "engine": LocalEngine(buckets=1)}
+    still = {"tau": 0.7, "rho": 1.0, "rho_power": 0.0, "gamma": 0.9, "gamma_power": 0.0, "penalty": 100.0}
+    near = Loss() <= 1.0  # kept without effort
+    bound = fp.run(SSCA(bound=1.0, **still), Constrained(CLASSES, subject_to=[near]), federation, **options)
+    limit = fp.run(SSCA(**still), Constrained(CLASSES, subject_to=[near, Norm2() <= 1.0]), federation, **options)
+    assert relative(flat(bound.model.w), flat(limit.model.w)) <= 1e-5
+    assert float(limit.model.w.norm2()) == pytest.approx(1.0, rel=1e-5)
+    assert bound.history.last("kkt") == pytest.approx(limit.history.last("kkt"), abs=1e-5)
+    assert bound.history.last("kkt") <= 1e-3
 
 
 # Four kinds of constraints at once: the literal algorithm, and feasibility
@@ -502,6 +537,7 @@ def test_the_penalty_grows_every_so_often_while_a_slack_is_left():
     assert after(3.0, 0.0, [0.0, 1e-7], 4) == (3.0, 1e-7)
     assert after(3.0, 1.0, [0.5], 4) == (3.0, 0.5), "a slack that halves needs no higher price"
     assert after(3.0, 1.0, [0.51], 4) == (12.0, 0.51)
+    assert after(1e15, 0.0, [1.0], 2) == (1e15, 1.0), "it is never lowered"
 
 
 def test_least_norm_with_every_client_s_loss_limited():
@@ -635,22 +671,30 @@ def test_a_limit_out_of_reach_is_told_with_the_least_violation():
 def test_a_constraint_that_is_no_number_at_the_start_is_refused():
     federation = byhand.federation(GROUPS)
     broken = PerRow(lambda w, batch: jnp.log(-1.0 - batch.y), title="cost")
-    with pytest.raises(InvalidArgument, match=r"^values of cost at the start must be finite, got .*A constraint must"):
-        fp.run(SSCA(), Constrained(fp.Logistic(), subject_to=[broken <= 1.0]), federation, rounds=1)
+    with pytest.raises(InvalidArgument, match=r"^values of cost at the start, client 0 must be finite, got .*A constr"):
+        fp.run(SSCA(), Constrained(fp.Logistic(l2=0), subject_to=[broken <= 1.0]), federation, rounds=1)
+
+
+def test_a_constraint_that_is_no_number_on_one_client_s_rows_is_refused():
+    rare = PerRow(lambda w, batch: jnp.where(batch.y < 0, jnp.nan, 0.0) + 0 * w.tree["w"][0])
+    problem = Constrained(SQUARES, minimize=Norm2(), subject_to=[rare <= 1.0])
+    with pytest.raises(InvalidArgument, match=r"^values of per_row at the start, client 1 must be finite"):
+        fp.run(SSCA(), problem, byhand.federation(TWO, ()), rounds=2)
 
 
 def test_a_constraint_that_is_no_number_elsewhere_stops_the_run():
-    """Of rows that no check has looked at."""
-    rare = PerRow(lambda w, batch: jnp.where(batch.y < 0, jnp.nan, 0.0) + 0 * w.tree["w"][0])
-    problem = Constrained(SQUARES, minimize=Norm2(), subject_to=[rare <= 1.0])
-    with pytest.raises(ClientError, match=r"^round 0, client 1, client_step: .*values is not finite\.$"):
-        fp.run(SSCA(), problem, byhand.federation(TWO, ()), rounds=2, engine="debug")
+    """Where the first step leads."""
+    gone = PerRow(lambda w, batch: jnp.where(w.tree["w"][0] == 0, 0.0, jnp.nan) + 0 * batch.y)
+    problem = Constrained(SQUARES, minimize=Loss(), subject_to=[gone <= 1.0])
+    with pytest.raises(ClientError, match=r"^round 1, client 0, client_step: .*values is not finite\.$"):
+        fp.run(SSCA(), problem, byhand.federation(TWO, ()), rounds=3, engine="debug")
 
 
 def test_stop_rules_read_constraints_slacks_and_the_residual():
     federation = byhand.federation(TWO, ())
     problem = Constrained(SQUARES, minimize=Norm2(), subject_to=[Loss() <= 5.25, ClientLoss() <= 20.0])
-    for name in ("constraint_1", "worst_client", "slack", "multiplier_constraint_1", "multiplier_clients", "kkt"):
+    names = ("constraint_1", "worst_client", "slack", "multiplier_constraint_1", "multiplier_clients", "kkt")
+    for name in (*names, "slack_constraint_1", "slack_clients"):
         Experiment(SSCA(), problem, federation, stop=fp.stop.Target(name, 0.0))
 
 
@@ -686,6 +730,22 @@ MODEL = fp.Logistic(l2=0)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (
+            lambda: Constrained(fp.Logistic(), subject_to=[Loss() <= 1.0]),
+            r"^l2 of Logistic must be 0 inside Constrained, got 0\.001\. Give the model l2 = 0, and write the penalty",
+        ),
+        (
+            lambda: Constrained(SQUARES, minimize=Loss() + 3 * Gap(column=0)),
+            r"^minimize must be free of Gap, an absolute value: it is for constraints, got ",
+        ),
+        (
+            lambda: Constrained(SQUARES, subject_to=[Gap(column=0) + Norm2() <= 1.0]),
+            r"^subject_to must be Gap alone in its function, got .* It is an absolute value\.",
+        ),
+        (
+            lambda: Constrained(SQUARES, subject_to=[2 * ClientLoss() <= 1.0]),
+            r"^subject_to must be ClientLoss alone in its function, without a factor, got 2",
+        ),
         (lambda: Constrained(3), r"^model must be a problem such as fedpact\.Logistic\(\), got 3\."),
         (lambda: Constrained(MODEL, minimize=3), r"^function must be made of terms such as Loss\(\) and Norm2\(\)"),
         (

@@ -144,5 +144,5 @@ def test_rows_are_no_columns():
 
 def test_it_says_what_the_messages_tell():
     (said,) = built(VerticalSGD(batch=5), LOGISTIC, THREE).notices
-    assert "(B = 5, 1 sums a record)" in said
+    assert "(B = 5, 1 sum a record)" in said
     assert "determined for nobody; not for the server; the closer; another client" in said

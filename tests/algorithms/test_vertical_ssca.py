@@ -310,18 +310,19 @@ def test_bytes_are_counted_as_told():
 # What the messages tell: the views' equations, written out
 
 
-def determined(sizes, closer, coalition, batch, width, functions):
+def determined(sizes, closer, coalition, batch, width, functions, rounds=1):
     """How many of the others' raw numbers the linear equations in a coalition's view determine, and how many there are.
 
     Client i knows x_i, ω_i, its block δᵀx_i and δ; the closer Σ x_i ω_i too; the server every ω_i and every block. An
     equation counts where its coefficients are known: δᵀx_j with δ and j's block, Σ x_j ω_j with the sum and every ω_j.
+    Rounds with the same records have other δ and ω.
     """
     rng = np.random.default_rng(0)
     clients = [k for k in coalition if k != "server"]
     others = [j for j in range(len(sizes)) if j not in clients]
     unknown = sum(sizes[j] for j in others)
-    delta = rng.normal(size=(functions * width, batch))
-    weights = rng.normal(size=(unknown, width))
+    delta = rng.normal(size=(rounds * functions * width, batch))
+    weights = rng.normal(size=(unknown, rounds * width))
     equations = [np.zeros((0, batch * unknown))]  # of x column by column
     if "server" in coalition and clients:
         equations.append(np.kron(np.eye(unknown), delta))
@@ -376,6 +377,27 @@ def test_the_report_tells_what_every_party_and_pair_can_solve_for(sizes, batch, 
     )
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
+@pytest.mark.parametrize(("records", "columns"), [(4, 7), (7, 3), (9, 5)])
+def test_rounds_with_the_same_records_add_equations(records, columns, rounds):
+    """Two sums a record, one function: by gradients once 2 rounds reach the records, by sums once the columns."""
+    for coalition, equations in ((("server", 0), ("gradients", "sums")), (("server", 1), ("gradients",))):
+        sizes = (1, columns) if 0 in coalition else (columns, 1)
+        found, unknown = determined(sizes, 0, coalition, records, 2, 1, rounds)
+        assert (found == unknown) == solvable(records, 2, 1, unknown // records, equations, rounds)
+
+
+def test_all_records_in_every_round_is_told():
+    two = layout([[0, 1], [2, 3, 4]])
+    table = disclosure(two, 1, None, 2, "two-step").table
+    rows = {row["who"]: row["others' raw features, by linear equations"] for row in table}
+    assert rows["the server and the closer"] == (
+        "yes, once rounds × 2 reach the records, or rounds × 1 the others' 3 columns"
+    )
+    assert rows["the server and another client"] == "yes, once rounds × 2 reach the records"
+    assert rows["the server"] == "no"
+
+
 def test_what_is_said_to_be_solvable_is_solved_from_a_round_s_messages():
     """The gradient blocks of a round, and δ: with B ≤ H the server and any client read the rows, above it not."""
     x, y = records()
@@ -409,6 +431,19 @@ def test_the_report_says_it():
         algorithm = built(s, NETWORK, federation.layout)
         assert any(words_ in said for said in algorithm.notices)
         assert len(algorithm.tables["What parties can solve for, alone and in pairs"]) == (1 if s == settings else 7)
+
+
+def test_streams_are_read_in_order():
+    """Five of twelve records a round: 0 to 4, 5 to 9, 10 to 2. The values sent are the loss on those."""
+    x, y = records()
+    algorithm = built(VerticalSSCA(batch=5, order="stream"), NETWORK, LAYOUTS["2"])
+    whole, w = byhand.batch(x, y, 0), start()
+    state, hello = algorithm.join(w, whole, None)
+    msg = algorithm.broadcast(algorithm.init(w, jax.tree.map(lambda a: a[None], hello)))
+    for t, rows in enumerate(([0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 0, 1, 2])):
+        state, upload, _ = algorithm.client_step(msg, state, whole, None, key_of(0, t, 0))
+        expected, *_ = central(both(w), x[rows], y[rows])
+        assert float(upload.values[0]) == pytest.approx(float(expected), rel=1e-11)
 
 
 # (e) resuming
@@ -461,15 +496,15 @@ def test_bad_settings_are_refused(settings, message):
         (fp.Logistic(), r"^l2 of Logistic must be 0 for feature-split data, got 0\.001\. Write Constrained\(model"),
         (fp.CNN1(), r"^problem must be one whose first step is a product with the features, got CNN1\. Use TwoLayer"),
         (
-            Constrained(fp.Logistic(), subject_to=[Gap(column=0) <= 0.1]),
+            Constrained(fp.Logistic(l2=0), subject_to=[Gap(column=0) <= 0.1]),
             r"^functions must be of Loss, Misses, PerRow and norms for feature-split data, got Gap\(.*nobody who",
         ),
         (
-            Constrained(fp.Logistic(), subject_to=[ClientLoss() <= 0.1]),
+            Constrained(fp.Logistic(l2=0), subject_to=[ClientLoss() <= 0.1]),
             r"^functions must be of Loss, .*, got ClientLoss\(\): no client has rows\. Leave it out, or split the",
         ),
         (
-            Constrained(fp.Logistic(), minimize=Norm1(), subject_to=[Loss() <= 1.0]),
+            Constrained(fp.Logistic(l2=0), minimize=Norm1(), subject_to=[Loss() <= 1.0]),
             r"^minimize must be a function with curvature, got .*Give the objective a smooth term",
         ),
     ],

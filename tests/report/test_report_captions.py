@@ -13,12 +13,12 @@ from fedpact.report.html import write_report
 
 K = np.arange(101.0)
 SUBJECT_TO = [
-    {"term": "client_loss", "at_most": 0.4},
     {"term": "loss", "at_most": 0.13},
     {
         "terms": [{"term": "gap", "column": "sex", "above": 0.5, "of": 1}, {"term": "norm2", "times": 2.0}],
         "at_most": 3.0,
     },
+    {"term": "client_loss", "at_most": 0.4},
 ]
 
 
