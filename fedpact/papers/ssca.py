@@ -32,8 +32,8 @@ from fedpact.report import curves, lines_over, panels
 LEAD = (
     f"MNIST, 10 clients, J = 128, swish; means over {{seeds}} seeds, {ROUNDS} rounds; cost is the cross-entropy on all "
     "60,000 training rows. SSCA has the paper's steps as its released code takes them: they break (6), so its theorems "
-    "do not apply. SGD and SGD-m have the paper's learning rates, and tuned ones. Split by rows, B is of each client; split "
-    "by features, of all records."
+    "do not apply. SGD and SGD-m have the paper's learning rates, and tuned ones. Split by rows, B is of each client; "
+    "split by features, of all records."
 )
 LEVEL = 0.95  # the test accuracy of Figure 3
 LAMBDAS, LIMITS = (1e-5, 1e-4, 3e-4, 1e-3), (0.1, 0.13, 0.2, 0.3)
@@ -125,7 +125,7 @@ def _kept(runs: Mapping[str, Mapping[str, Any]], what: str) -> list[Claim]:
 
 def _both(study: Study, count: int | None, split: str, batches: Sequence[int], figure: int) -> dict[str, Any]:
     seeds = count or 3
-    draws, rows, claims = [], [], []
+    draws, rows, claims = [], [], list[Claim]()
     for batch in batches:
         runs, what = _free(study, split, batch, seeds), f"unconstrained, B = {batch}"
         draws.append(_drawn(runs, "cost", f"training cost, {what}", logy=True))
@@ -212,7 +212,7 @@ def fig4(study: Study, count: int | None) -> dict[str, Any]:
 
 FIGURES = {
     "fig1": (
-        "cost and test accuracy, data split by rows; 31 runs a seed, those with B = 6,000 some ten minutes each",
+        "cost and test accuracy, data split by rows; 31 runs a seed, ten minutes each at B = 6,000",
         fig1,
     ),
     "fig2": ("cost and test accuracy, data split by features; 19 runs a seed", fig2),

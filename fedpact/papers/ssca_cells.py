@@ -10,7 +10,6 @@ have the paper's rates, and tuned ones: ā by successive halving on the training
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -71,7 +70,8 @@ def tuned(study: Study, split: str, settings: Settings) -> Settings:
         return float(found.settings.to_dict()["rate"])
 
     key = {"algorithm": {"name": settings.name, **settings.to_dict()}, "rates": RATES, "to": TUNE_ROUNDS}
-    return replace(settings, rate=study.cell(search, f"tuning {settings.label}, {split}", **key))
+    rate = study.cell(search, f"tuning {settings.label}, {split}", **key)
+    return type(settings).from_dict({**settings.to_dict(), "rate": rate})
 
 
 def recorded(
