@@ -35,8 +35,11 @@ class Model:
 
         The intercept, if there is one in either unit, comes last. Empty for a model that is not linear.
         """
-        w = self.w.tree.get("w")
-        if not set(self.w.tree) <= {"w", "b"} or np.ndim(w) != 1:
+        tree = self.w.tree
+        if not isinstance(tree, dict) or not {"w"} <= set(tree) <= {"w", "b"}:
+            return []
+        w = tree["w"]
+        if np.shape(w) != (self.features,) or np.ndim(tree.get("b", 0.0)) != 0:
             return []
         w, b = np.asarray(w, np.float64), float(self.w.tree.get("b", 0.0))
         names = [f"x{j}" for j in range(len(w))] if self.schema is None else [c.name for c in self.schema.columns]
@@ -151,7 +154,7 @@ def problem_name(problem: Any) -> str:
     if isinstance(problem, Network) or getattr(problem, "native", False):
         return "network"  # its functions are not saved: it is given again to load it
     for name, cls in PROBLEMS.items():
-        if isinstance(problem, cls):
+        if type(problem) is cls:  # a subclass has a loss of its own: it is not its parent
             return name
     kind = type(problem).__name__
     raise InvalidArgument(

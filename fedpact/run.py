@@ -27,6 +27,7 @@ from fedpact.core.errors import (
     unknown,
 )
 from fedpact.core.files import make_folder, write_atomic, write_json
+from fedpact.core.fingerprint import fingerprints
 from fedpact.core.history import TELEMETRY, History
 from fedpact.core.keys import Purpose
 from fedpact.core.loop import Loop
@@ -127,7 +128,9 @@ class Experiment:
 
     def config(self) -> dict[str, Any]:
         """The experiment as plain data: what the run folder, the report and the checkpoint's digest hold."""
-        problem = next((n for n, cls in PROBLEMS.items() if isinstance(self.problem, cls)), type(self.problem).__name__)
+        kind = type(self.problem)
+        problem = next((n for n, cls in PROBLEMS.items() if kind is cls), kind.__name__)
+        hidden = fingerprints(self.algorithm, "algorithm") | fingerprints(self.problem, "problem")
         parties = self.federation.table() if self.algorithm.vertical else {}
         return {
             "algorithm": {"name": self.algorithm.name, **self.algorithm.to_dict()},
@@ -152,6 +155,7 @@ class Experiment:
                 "timing": self.timing,
                 "telemetry": self.telemetry,
             },
+            **({"fingerprints": hidden} if hidden else {}),  # of functions and arrays
         }
 
     def digest(self) -> str:

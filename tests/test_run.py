@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from helpers_experiment import tree
 
 import fedpact as fp
 from fedpact.core.errors import ClientError, InvalidArgument, OutputError, UnknownName
@@ -136,14 +137,16 @@ def test_a_run_that_never_begins_leaves_nothing(federation, tmp_path, monkeypatc
     assert list((tmp_path / "empty").iterdir()) == []
 
 
-def test_a_folder_of_something_else_is_left_alone(federation, tmp_path, monkeypatch):
+def test_a_folder_of_something_else_is_left_alone(federation, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match="output folder must be new or empty"):
         fp.run(fp.FedAvg(), PROBLEM, federation, folder=tmp_path)
-    monkeypatch.setattr("fedpact.folder.environment", lambda: (_ for _ in ()).throw(OutputError("full.")))
-    with pytest.raises(OutputError, match="full"):
+    before = {name: b"mine" for name in ("config.json", "history.csv", "notes.txt", "report.html", ".draft.tmp")}
+    for name, content in before.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(OutputError, match="output folder must be new, empty or of a run to resume, got "):
         fp.run(fp.FedAvg(), PROBLEM, federation, folder=tmp_path, resume=True)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert tree(tmp_path) == before
 
 
 # A problem without a name
