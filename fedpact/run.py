@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy.sparse
 
 from fedpact.core import checkpoint
 from fedpact.core.contract import check_flat, check_needs
@@ -40,6 +41,7 @@ from fedpact.folder import RunFolder, load
 from fedpact.metrics import has_held_out, held_out
 from fedpact.model import Model, as_host, plain_problem, problem_name, trained
 from fedpact.problems import PROBLEMS, Constrained
+from fedpact.problems.conformance import check_conformance, check_methods, is_own
 from fedpact.problems.optimum import least
 from fedpact.report import Progress, curves, summary_table, write_report
 
@@ -118,6 +120,7 @@ class Experiment:
         hint = 'It needs the engine "host" or "local" and a dataset with a test set, such as mnist.'
         require(self.telemetry == "all" or tested, "telemetry", '"all" here', self.telemetry, hint=hint)
         self.participation.check(self.seed, self.rounds, self.federation.clients)
+        self._check_own()
         self.problem.check(self.federation)
         loop = _loop(self)
         check_flat(loop.algorithm, self.problem, self.federation)
@@ -125,6 +128,16 @@ class Experiment:
             loop.algorithm.rows(self.federation.sizes)
         if self.stop is not None:
             loop.check_stop(_start(self), self.federation.features, PRECISIONS[self.precision], tested)
+
+    def _check_own(self) -> None:
+        """A problem of the user's own must be one."""
+        own, x = trained(self.problem), self.federation.dataset.x
+        if not is_own(own):
+            return
+        check_methods(own)
+        if not (self.engine.eager or scipy.sparse.issparse(x)):  # which shapes cannot stand for
+            dtype = PRECISIONS[str(self.precision)]
+            check_conformance(own, self.federation.features, dtype, x.dtype if x.dtype == np.uint8 else dtype)
 
     def config(self) -> dict[str, Any]:
         """The experiment as plain data: what the run folder, the report and the checkpoint's digest hold."""
@@ -342,20 +355,36 @@ def trials(
     for first in range(0, len(seeds), at_once):
         group = range(first, min(first + at_once, len(seeds)))
         experiments = [Experiment(algorithm, problem, splits[i], seed=seeds[i], **options) for i in group]
-        loop = _loop(experiments[0])
-        same = all(splits[i] is splits[group[0]] for i in group)
-        finished = drive(
-            loop,
-            [splits[group[0]]] if same else [splits[i] for i in group],
-            _start(experiments[0]),
-            experiments[0].participation,
-            [seeds[i] for i in group],
-            experiments[0].rounds,
-            PRECISIONS[str(experiments[0].precision)],
-        )
-        for e, end in zip(experiments, finished, strict=True):
-            out.append(uninterrupted(_run(e, loop, end, name, None), f"Trials {first} and later were not kept."))
+        for several in _together(experiments):
+            ends = _vectorised(several, name)
+            out.extend(uninterrupted(one, f"Trials {first} and later were not kept.") for one in ends)
     return out
+
+
+def _together(experiments: list[Experiment]) -> list[list[Experiment]]:
+    """Those that share a program: all, unless a column by name is elsewhere or scaled otherwise in another split."""
+    places = [_places(e.problem) for e in experiments]
+    return [experiments] if all(p == places[0] for p in places) else [[e] for e in experiments]
+
+
+def _places(problem: Any) -> list[Any]:
+    sums = (problem.minimize, *problem.subject_to) if isinstance(problem, Constrained) else ()
+    return [getattr(term, "place", None) for f in sums for _, term in f.terms]
+
+
+def _vectorised(experiments: list[Experiment], name: str | None) -> list[Run]:
+    e, splits = experiments[0], [one.federation for one in experiments]
+    loop = _loop(e)
+    finished = drive(
+        loop,
+        splits[:1] if all(split is splits[0] for split in splits) else splits,
+        _start(e),
+        e.participation,
+        [one.seed for one in experiments],
+        e.rounds,
+        PRECISIONS[str(e.precision)],
+    )
+    return [_run(one, loop, end, name, None) for one, end in zip(experiments, finished, strict=True)]
 
 
 def _start(experiment: Experiment) -> Any:
@@ -376,7 +405,8 @@ def _loop(experiment: Experiment) -> Loop:
 
 
 def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Path | None) -> Run:
-    model = Model(trained(e.problem), as_host(end.model), e.federation.dataset.schema)
+    dataset = e.federation.dataset
+    model = Model(trained(e.problem), as_host(end.model), dataset.schema, dataset.x.dtype == np.uint8)
     scores = held_out(model, e.federation) if has_held_out(e.federation) else None
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
     given = [*_unmatched(e.federation), *_uncovered(e, loop.algorithm)]

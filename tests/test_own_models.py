@@ -13,6 +13,7 @@ from helpers_experiment import header_of, tree
 
 import fedpact as fp
 from fedpact.core.errors import CheckpointError, InvalidArgument
+from fedpact.core.vector import Vector
 from fedpact.run import Experiment
 
 
@@ -53,7 +54,7 @@ def test_a_refused_resume_changes_nothing(federation, tmp_path, monkeypatch, tol
     if not told_apart:  # shapes are compared too, when the checkpoint is put back
         settings = header_of(tmp_path / "checkpoint-000000001.bin")["settings"]
         monkeypatch.setattr(Experiment, "digest", lambda self: settings)
-        said = "checkpoint must have this run's shapes, got others: its model or data"
+        said = "checkpoint must have this run's shapes, got others. Its model or data"
     with pytest.raises(CheckpointError, match=said):
         train(net(8), federation, folder=tmp_path, resume=True, rounds=2)
     assert tree(tmp_path) == before
@@ -141,3 +142,137 @@ def test_models_whose_parameters_are_no_table_of_coefficients(federation, tmp_pa
     assert run.coefficients == []
     x = federation.dataset.x
     np.testing.assert_array_equal(fp.Model.load(tmp_path / "run", problem).predict(x), run.model.predict(x))
+
+
+def test_bytes_of_your_own_arrays_are_numbers_in_training_and_in_prediction(tmp_path):
+    rng = np.random.default_rng(1)
+    x, y = rng.integers(0, 256, (20, 4)).astype(np.uint8), np.arange(20) % 2
+    run = train(fp.Softmax(inputs=4, classes=2), fp.data.from_arrays(x, y).split(clients=2), folder=tmp_path / "run")
+    for model in (run.model, fp.Model.load(tmp_path / "run")):
+        np.testing.assert_array_equal(model.predict(x), model.predict(x.astype(float)))
+
+
+# Trials
+
+
+def test_trials_of_a_column_by_name_are_those_of_their_own_splits():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(60, 2)) * [1, 10] + [0, 5]
+    dataset = fp.data.from_arrays(x, (x.sum(axis=1) > 5).astype(int), ["a", "b"], scale="standard")
+    splits = [dataset.split(clients=2, seed=seed, holdout=0.3) for seed in (0, 1)]
+    problem = fp.Constrained(fp.Logistic(l2=0), fp.Loss(), [fp.Gap("b", above=6.0) <= 0.05])
+    options = {"rounds": 2, "participation": 1.0}
+    both = fp.trials(fp.SSCA(), problem, splits, [0, 1], **options)
+    for seed, run in enumerate(both):
+        alone = fp.run(fp.SSCA(), problem, splits[seed], seed=seed, **options)
+        for column in set(alone.history.columns) - {"seconds"}:
+            np.testing.assert_allclose(
+                run.history.column(column), alone.history.column(column), rtol=1e-9, err_msg=column
+            )
+
+
+# What is no model, and what is no problem
+
+
+@pytest.mark.parametrize(
+    ("initial", "said"),
+    [
+        (lambda: jnp.zeros(4), "initial must take a key and return a tree of arrays, got TypeError: .* takes 0 "),
+        (lambda key: 1 / 0, "initial must take a key and return a tree of arrays, got ZeroDivisionError: "),
+        (lambda key: "w", "initial must take a key and return a tree of arrays, got TypeError: "),
+        (lambda key: {}, r"initial must be a function to a tree with at least one array, got \{\}"),
+    ],
+    ids=["no key", "raises", "text", "empty"],
+)
+def test_a_start_that_is_none(federation, initial, said):
+    with pytest.raises(InvalidArgument, match=said):
+        Experiment(fp.FedSGD(), fp.Network(lambda tree, images: images, initial, (4,), 2), federation)
+
+
+def test_a_model_is_loaded_with_a_problem_not_its_name(federation, tmp_path):
+    path = train(fp.Softmax(4, 2), federation).model.save(tmp_path / "model.bin")
+    with pytest.raises(InvalidArgument, match=r"problem must be a problem such as fedpact.TwoLayer\(\), got 'softmax'"):
+        fp.Model.load(path, problem="softmax")
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    from fedpact.problems.torch import TorchNetwork
+
+    monkeypatch.setattr("importlib.import_module", lambda name: (_ for _ in ()).throw(ImportError))
+    makers = {
+        "torch": lambda: TorchNetwork(lambda: None, shape=(64,)),
+        "flax": lambda: fp.from_flax(None, (4,), 2),
+        "equinox": lambda: fp.from_equinox(lambda key: None, (4,), 2),
+    }
+    for name, make in makers.items():
+        with pytest.raises(InvalidArgument, match=rf"{name} must be installed .* pip install 'fedpact\[{name}\]'"):
+            make()
+
+
+def test_the_shape_of_an_input_is_a_list(monkeypatch):
+    from fedpact.problems.torch import TorchNetwork
+
+    monkeypatch.setattr("fedpact.problems.torch.the_extra", lambda name: None)
+    for make in (lambda: TorchNetwork(lambda: None, shape=64), lambda: fp.Network(net, net, shape=64)):
+        with pytest.raises(InvalidArgument, match=r"shape must be the sizes of one input, .* got 64\. A row of 64"):
+            make()
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A whole problem; `changes` replaces methods."""
+
+    changes: Any = ()
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name not in METHODS:
+            raise AttributeError(name)
+        return METHODS[name] if name not in dict(self.changes) else dict(self.changes)[name]
+
+    @property
+    def gradient(self):
+        return dict(self.changes).get("gradient", LEAST.gradient)
+
+
+LEAST = fp.LeastSquares()
+METHODS = {name: getattr(LEAST, name) for name in ("init", "value_and_gradient", "counts", "predict")}
+METHODS["check"] = lambda federation: None
+
+
+@pytest.mark.parametrize(
+    ("method", "instead", "said"),
+    [
+        ("check", None, "problem must be one with the methods .* got 'Plain'. Plain lacks check: docs/python.md"),
+        ("counts", None, "Plain lacks counts"),
+        (
+            "init",
+            lambda n, dtype: {"w": jnp.zeros(n)},
+            "init of Plain must be a function that returns a Vector, got 'di",
+        ),
+        ("init", lambda n, dtype: LEAST.init(n + 1, dtype), r"value_and_gradient of Plain must be .*\(w, batch\)"),
+        ("init", lambda n, dtype: Vector({"w": jnp.zeros(n, int)}), "init of Plain must be .* of floating point, got"),
+        ("counts", lambda w, batch: {"seen": batch.rows}, r"counts of Plain must be .* with 'rows', got \['seen'\]"),
+        (
+            "gradient",
+            lambda w, batch: Vector({"w": jnp.zeros(())}),
+            r"gradient of Plain must be a gradient of the parameters' shapes \{'w': \(4,\)\}, got \{'w': \(\)\}",
+        ),
+        ("value_and_gradient", lambda w, batch: (batch.y, w), r"whose value is one number, got \(3,\)\. Sum over"),
+    ],
+)
+def test_what_is_no_problem_is_refused_when_an_experiment_is_made(federation, method, instead, said):
+    assert Experiment(fp.FedSGD(), Plain(), federation).rounds == 100
+    with pytest.raises(InvalidArgument, match=said):
+        Experiment(fp.FedSGD(), Plain(((method, instead),)), federation)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"clients": 2, "names": 3}, "names must be a list of names, one per party, got 3"),
+        ({"blocks": [[0, [1]], [2, 3]]}, r"block of party '0' must be a list of column numbers, got \[0, \[1\]\]"),
+    ],
+)
+def test_parties_that_are_none(federation, options, said):
+    with pytest.raises(InvalidArgument, match=said):
+        federation.dataset.split(how="features", **options)

@@ -141,7 +141,7 @@ def test_a_folder_of_something_else_is_left_alone(federation, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match="output folder must be new or empty"):
         fp.run(fp.FedAvg(), PROBLEM, federation, folder=tmp_path)
-    before = {name: b"mine" for name in ("config.json", "history.csv", "notes.txt", "report.html", ".draft.tmp")}
+    before = dict.fromkeys(("config.json", "history.csv", "notes.txt", "report.html", ".draft.tmp"), b"mine")
     for name, content in before.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(OutputError, match="output folder must be new, empty or of a run to resume, got "):

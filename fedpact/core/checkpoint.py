@@ -102,9 +102,11 @@ def load(folder: Path, settings: str, differs: str = "") -> Checkpoint | None:
         raise CheckpointError(f"checkpoint must be whole, got a damaged file {path}. {hint}")
     header, arrays = found
     if header["settings"] != settings:
+        others = f"settings {header['settings'][:12]} where this run has {settings[:12]}"
+        others = f"others: {differs}" if differs else others
         raise CheckpointError(
-            f"checkpoint must come from the same settings and data, got {path} of others"
-            f"{': ' + differs if differs else ''}. Resume with the settings it was made with, or choose a new folder."
+            f"checkpoint must come from the same settings and data, got {path} of {others}. "
+            "Resume with the settings it was made with, or choose a new folder."
         )
     leaves = [arrays[name] for name in sorted(arrays)]
     versions = {int(client): version for client, version in header.get("versions", {}).items()}
@@ -124,8 +126,8 @@ def restore(carry: Any, leaves: list[np.ndarray], states: tuple[Path, Mapping[in
     )
     if not same:
         raise CheckpointError(
-            "checkpoint must have this run's shapes, got others: its model or data are of other sizes, or another "
-            "version made it. Resume with what it was made with, or choose a new folder."
+            "checkpoint must have this run's shapes, got others. Its model or data are of other sizes, or another "
+            "version made it: resume with what it was made with, or choose a new folder."
         )
     new = jax.tree.unflatten(tree, [jax.numpy.asarray(leaf) for leaf in leaves])
     if states is None or _store(carry) is None:

@@ -13,6 +13,7 @@ FedpactError
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -97,6 +98,15 @@ def require_positive_int(name: str, value: Any, *, symbol: str = "", hint: str =
     large = isinstance(value, int) and value > MOST
     require(not large, name, "at most 2³¹−1", value, symbol=symbol, hint=hint)
     require(is_count(value, 1), name, "an integer of at least 1", value, symbol=symbol, hint=hint)
+
+
+def the_extra(name: str) -> Any:
+    """The module of an optional dependency, or what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        text = f"{name} must be installed for this, got a Python without it"
+        raise InvalidArgument(f"{text}. Install it: pip install 'fedpact[{name}]'") from None
 
 
 def require_one_of(name: str, value: Any, known: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""Fingerprints of what plain data do not show: functions, arrays and classes of the user's own, wherever they are in a value.
+"""Fingerprints of what plain data do not show: functions, arrays, and classes of the user's own.
 
 A function is its source (a lambda its code: its line says more than it does), its defaults and what it closes over; an
 array its bytes. Addresses in memory are left out, so that the same program has the same fingerprints in every process.
@@ -26,7 +26,7 @@ LENGTH = 16
 
 
 def fingerprints(value: Any, name: str = "") -> dict[str, str]:
-    """By place in the value, such as problem.apply: what plain data would not tell apart. Empty where there is nothing."""
+    """By place in the value, such as problem.apply: what plain data would not tell apart."""
     if isinstance(value, PLAIN):
         return {}
     if isinstance(value, Mapping):

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import csv
 import io
-import io
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path

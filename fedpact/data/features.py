@@ -124,7 +124,8 @@ def split_features(
     require(isinstance(blocks, list | tuple), "blocks", "a list of columns per party", blocks)
     hint = "Leave clients out."
     require(count in (None, len(blocks)), "clients", f"{len(blocks)}, as blocks says, or left out", count, hint=hint)
-    require(not isinstance(names, str), "names", "a list of names, one per party", names)
+    listed = names is None or isinstance(names, list | tuple | np.ndarray)
+    require(listed, "names", "a list of names, one per party", names)
 
     own = np.setdiff1d(np.arange(dataset.rows), dataset.test)  # the dataset's test rows are nobody's
     kept, held_out = set_aside(own, holdout, seed, 0)
