@@ -319,13 +319,43 @@ def compare(
     require(made, "algorithms", "settings such as fedpact.FedEPM()", list(algorithms))
     labels = list(names) if names else [settings.label for settings in algorithms]
     require(len(labels) == len(algorithms), "names", f"{len(algorithms)} names, one per algorithm", labels)
+    resuming = options.pop("resume", False)
+    experiments = [
+        Experiment(settings, problem, federation, **options) for settings in algorithms
+    ]  # all, then any runs
     runs = Runs()
-    for i, (settings, label) in enumerate(zip(algorithms, labels, strict=True)):
-        own = None if folder is None else Path(folder) / _numbered(i, settings.name)
-        one = run(settings, problem, federation, folder=own, name=label, progress=progress, **options)
+    for i, (e, label) in enumerate(zip(experiments, labels, strict=True)):
+        own = None if folder is None else Path(folder) / _numbered(i, e.algorithm.name)
+        one = execute(e, folder=own, name=label, progress=progress, resuming=resuming)
         runs.append(uninterrupted(one, "Nothing was kept." if own is None else "Go on with resume=True."))
     minimum = least(problem, federation)
-    return Runs(dataclasses.replace(one, least=minimum) for one in runs)
+    runs = Runs(_with_least(one, e, minimum) for one, e in zip(runs, experiments, strict=True))
+    return mixed(runs, [e.algorithm.pooled for e in experiments]) if _uneven(federation) else runs
+
+
+def _uneven(federation: Any) -> bool:
+    """Whether clients hold different numbers of rows: then a mean over rows is not one over clients."""
+    return len(set(federation.sizes.tolist())) > 1
+
+
+def _with_least(run: Run, e: Experiment, minimum: float | None) -> Run:
+    """The run with the least mean over clients, where that is what its objective is."""
+    return dataclasses.replace(run, least=None if e.algorithm.pooled and _uneven(e.federation) else minimum)
+
+
+def mixed(runs: Runs, pooled: Sequence[bool]) -> Runs:
+    """The runs, with a notice where some have a mean over rows as their objective and some a mean over clients."""
+    if len(set(pooled)) < 2:
+        return runs
+    rows, clients = (
+        ", ".join(r.name for r, p in zip(runs, pooled, strict=True) if p is kind) for kind in (True, False)
+    )
+    text = (
+        f"The objective of {rows} is a mean over all rows, that of {clients} a mean over clients: where clients hold "
+        "different numbers of rows these are two quantities, and neither is better for being smaller."
+    )
+    add = lambda run: dataclasses.replace(run, notices=[*run.notices, text])
+    return Runs(add(run) if p else run for run, p in zip(runs, pooled, strict=True))
 
 
 def trials(
@@ -512,7 +542,7 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
         bar.close()
     result = _run(experiment, loop, end, name, keeper.folder if keeper is not None else None)
     if keeper is not None:
-        result = dataclasses.replace(result, least=least(experiment.problem, experiment.federation))
+        result = _with_least(result, experiment, least(experiment.problem, experiment.federation))
         keeper.finish(result)
     return result
 

@@ -75,6 +75,11 @@ class Settings:
         return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     @property
+    def pooled(self) -> bool:
+        """Whether its objective is a mean over all rows, as that of methods with constraints is; else over clients."""
+        return self.constrains
+
+    @property
     def label(self) -> str:
         """The name with the settings that differ from the defaults: what plots and tables call a run."""
         changed = [
