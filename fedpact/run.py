@@ -442,7 +442,8 @@ def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Pat
     given = [*_unmatched(e.federation), *_uncovered(e, loop.algorithm)]
     notices = [*loop.algorithm.notices, *given, *verdict, *_worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
-        notices.append(f"The run stopped: {end.where}. {_kept(end.history)}{loop.algorithm.breakdown}")
+        remedy = f" To change that, {e.algorithm.remedy}."
+        notices.append(f"The run stopped: {end.where}. {_kept(end.history)}{loop.algorithm.breakdown}{remedy}")
     label = name or e.algorithm.label
     tables = {heading: [dict(row) for row in rows] for heading, rows in loop.algorithm.tables.items()}
     return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, tables, scores, folder)

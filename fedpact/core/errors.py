@@ -119,8 +119,9 @@ def require_one_of(name: str, value: Any, known: Iterable[str]) -> None:
 def nearest(name: Any, known: Iterable[str]) -> str:
     """' Did you mean …?' with the nearest of the valid names, or nothing."""
     names = sorted(map(str, known))
-    word = name if isinstance(name, str) else _shown(name)  # `name` may be of any type: it is only shown
-    near = difflib.get_close_matches(word.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
+    if not isinstance(name, str):  # nothing was misspelt
+        return ""
+    near = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     found = next((n for n in names if near and n.lower() == near[0]), None)
     return f" Did you mean {found!r}?" if found else ""
 

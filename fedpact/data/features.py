@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedpact.core.errors import InvalidArgument, is_count, require, unknown
+from fedpact.core.settings import plain
 from fedpact.core.vertical import Layout
 from fedpact.data.dataset import Dataset, fitted_on, require_rows
 from fedpact.data.federation import Federation, require_draw, set_aside
@@ -114,7 +115,7 @@ def split_features(
     seed: int = 0,
 ) -> VerticalFederation:
     """The federation behind `Dataset.split_features`."""
-    seed = require_draw(seed, holdout)
+    holdout, seed = plain(holdout), require_draw(seed, holdout)
     count: Any = int(clients) if isinstance(clients, np.integer) else clients
     if blocks is None:
         ok, most = is_count(count, 2) and count <= dataset.features, dataset.features

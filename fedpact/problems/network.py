@@ -36,7 +36,7 @@ from fedpact.core.errors import (
     require_positive_int,
     the_extra,
 )
-from fedpact.core.settings import plain
+from fedpact.core.settings import plain, plain_fields
 from fedpact.core.vector import Vector
 from fedpact.problems.layers import block, dense
 
@@ -54,6 +54,7 @@ class Classifier:
     std: float
 
     def _check_common(self) -> None:
+        plain_fields(self)
         require_positive_int("classes", self.classes)
         require(is_number(self.mean), "mean", "a number", self.mean)
         require(is_number(self.std) and self.std > 0, "std", "above 0", self.std)
