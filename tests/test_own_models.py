@@ -100,6 +100,15 @@ def test_what_a_function_closes_over_is_part_of_the_experiment(federation, tmp_p
     assert "net.<locals>.<lambda>" in config["problem"]["apply"]
 
 
+def test_what_a_term_of_your_own_closes_over_is_part_of_the_experiment(federation):
+    def problem(factor):
+        own = fp.PerRow(lambda w, batch: factor * (batch.x @ w.tree["w"]) ** 2)
+        return fp.Constrained(fp.Logistic(l2=0), fp.Loss(), [own <= 1.0])
+
+    made = [Experiment(fp.SSCA(), problem(factor), federation) for factor in (1.0, 1.0, 2.0)]
+    assert made[0].digest() == made[1].digest() != made[2].digest()
+
+
 @dataclass(frozen=True)
 class Weighted(fp.Logistic):
     """A loss that is not its parent's."""

@@ -23,6 +23,8 @@ import numpy as np
 #: Values that settings show as they are.
 PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic, enum.Enum)
 LENGTH = 16
+#: How far a value is looked into.
+DEEPEST = 20
 
 
 def fingerprints(value: Any, name: str = "") -> dict[str, str]:
@@ -54,8 +56,8 @@ def _ours(cls: type) -> bool:
 
 def _text(value: Any, outer: tuple[int, ...]) -> str:
     """All that is known of a value; `outer` are those it is in, for functions that refer to themselves."""
-    if id(value) in outer:
-        return "itself"
+    if id(value) in outer or len(outer) > DEEPEST:
+        return "itself" if id(value) in outer else type(value).__qualname__
     inner = (*outer, id(value))
     again = lambda part: _text(part, inner)
     if isinstance(value, PLAIN):
@@ -118,7 +120,7 @@ def _source(f: Any) -> str:
 
 
 def _code(code: types.CodeType) -> str:
-    inside = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    inside = [_code(c) if isinstance(c, types.CodeType) else _text(c, ()) for c in code.co_consts]
     return repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, inside))
 
 
