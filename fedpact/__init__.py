@@ -154,15 +154,17 @@ _LAYERS = ("algorithms", "core", "data", "engines", "folder", "metrics", "model"
 _MODULES = {**{name: f"fedpact.{name}" for name in _LAYERS}, "stop": "fedpact.core.stop"}
 
 
-def __getattr__(name: str) -> _Any:
-    if name in _MODULES:
-        found = _importlib.import_module(_MODULES[name])
-    elif name in _HOME:
-        found = getattr(_importlib.import_module(_HOME[name]), name)
-    else:
-        raise AttributeError(f"module 'fedpact' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+if not _TYPE_CHECKING:  # who knows the names above, and no others
+
+    def __getattr__(name: str) -> _Any:
+        if name in _MODULES:
+            found = _importlib.import_module(_MODULES[name])
+        elif name in _HOME:
+            found = getattr(_importlib.import_module(_HOME[name]), name)
+        else:
+            raise AttributeError(f"module 'fedpact' has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:
