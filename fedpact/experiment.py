@@ -135,9 +135,11 @@ def _federation(source: dict[str, Any], split: dict[str, Any]) -> Any:
     if isinstance(source.get("csv"), (Mapping, list)):
         return _aligned(source, split)
     if "csv" in source:
-        if "path" in source:  # what the function calls it
-            known = ["csv", *inspect.signature(data.from_csv).parameters]
-            raise unknown("key of [data]", "path", [key for key in known if key != "path"])
+        known = ["csv", *inspect.signature(data.from_csv).parameters]
+        known.remove("path")  # what the function calls it
+        for key in source:
+            if key not in known:
+                raise unknown("key of [data]", key, known)
         source = _without_owner(source, split.get("column"))
         dataset = called("[data]", data.from_csv, {"path": source.pop("csv"), **source})
     else:

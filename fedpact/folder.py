@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ import jax
 from fedpact.core import checkpoint
 from fedpact.core.driver import Resumed
 from fedpact.core.environment import environment
-from fedpact.core.errors import CheckpointError, DataError, InvalidArgument, OutputError, is_number
-from fedpact.core.files import append_synced, make_folder, read_json, write_json, writing
+from fedpact.core.errors import CheckpointError, DataError, OutputError, is_number, require
+from fedpact.core.files import append_synced, json_text, make_folder, read_json, write_json, writing
 from fedpact.core.history import TELEMETRY, History
 from fedpact.core.stop import Outcome
 from fedpact.model import Model, problem_name, trained
@@ -33,6 +34,8 @@ CHECKPOINT_SECONDS = 5.0
 #: What says that a run is finished; result.json first, so that nothing reads as finished that is not whole.
 END = ("result.json", "report.html", "model.bin")
 LOCK = ".lock"
+#: How many settings are named where a run's are not those of the folder.
+DIFFERENCES = 4
 #: What the two files of a finished run must hold.
 RESULT: dict[str, Any] = {
     "name": str,
@@ -50,9 +53,13 @@ def _is_new(folder: Path) -> bool:
     """Whether it is absent, or holds nothing but the lock and the temporary file of a run killed at its first write."""
     if not (folder.exists() or folder.is_symlink()):
         return True
-    return folder.is_dir() and all(
-        path.name == LOCK or (path.name.startswith(".") and path.suffix == ".tmp") for path in folder.iterdir()
-    )
+    return folder.is_dir() and not _names(folder)
+
+
+def _names(folder: Path) -> set[str]:
+    """What is in a folder but the lock and what was killed while it was written."""
+    torn = lambda name: name.startswith(".") and name.endswith(".tmp")
+    return {path.name for path in folder.iterdir() if path.name != LOCK and not torn(path.name)}
 
 
 def _locked(folder: Path) -> Any:
@@ -72,12 +79,57 @@ def _locked(folder: Path) -> Any:
     return file
 
 
+def _is_run(folder: Path) -> bool:
+    """Whether a run began here: its configuration says on which data, or it was killed just before it was written."""
+    begun = _names(folder) == {"experiment.json"} or any(folder.glob("checkpoint-*.bin"))
+    return begun or _digest_in(folder) is not None
+
+
+def _config_in(folder: Path) -> dict[str, Any]:
+    """The configuration of the run in a folder, or an empty one where there is none that can be read."""
+    try:
+        return read_json(folder / "config.json", "")
+    except (CheckpointError, OSError):
+        return {}
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """In which settings two configurations differ, with both values."""
+    new = json.loads(json_text(new))  # as the other was written
+    before, after = (dict(_flat(config)) for config in (old, new))
+    names = [name for name in {**before, **after} if name != "run.rounds" and before.get(name) != after.get(name)]
+    each = [f"{name} was {_shown(before.get(name))} and is {_shown(after.get(name))}" for name in names[:DIFFERENCES]]
+    more = len(names) - len(each)
+    return "; ".join(each) + (f"; and {more} more" if more > 0 else "") if old else ""
+
+
+def _flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from _flat(value, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, values
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _digest_in(folder: Path) -> str | None:
+    """The digest of the data of the run in a folder, if its configuration says it."""
+    data = _config_in(folder).get("data")
+    found = data.get("digest") if isinstance(data, dict) else None
+    return found if isinstance(found, str) else None
+
+
 class RunFolder:
     """A run's folder: configuration, environment, history as it grows, checkpoints, and at the end model and result.
 
     `source` is the experiment file as it was read, where there was one. It is written before the first round, so that
-    a run killed at any moment is resumed as it was last started. `with` holds the folder's lock to its end, and leaves
-    nothing of a run that failed before it began.
+    a run killed at any moment is resumed as it was last started. Nothing of a run that is resumed is changed before its
+    checkpoint is back in the loop, and its end is there until the first new block. `with` holds the folder's lock to
+    its end, and leaves nothing of a run that failed before it began.
     """
 
     def __init__(self, folder: Path, experiment: Any, resuming: bool, source: Mapping[str, Any] | None = None) -> None:
@@ -89,6 +141,9 @@ class RunFolder:
         self._text = hashlib.sha256()  # of history.csv as written
         self._absent = not folder.exists()
         self._lock: Any = None
+        self._ended = resuming  # whether the end of a shorter run may be here
+        if resuming and folder.is_dir() and not (_is_new(folder) or _is_run(folder)):
+            raise _not_a_run(folder)
         if resuming or _is_new(folder) or (folder / LOCK).exists():
             make_folder(folder)
             self._lock = _locked(folder)
@@ -117,29 +172,31 @@ class RunFolder:
 
     def _begin(self, experiment: Any, resuming: bool, source: Mapping[str, Any] | None) -> None:
         folder = self.folder
-        with writing(folder):
-            for torn in folder.glob(".*.tmp"):  # of a life that was killed while writing
-                torn.unlink(missing_ok=True)
-        found = checkpoint.load(folder, self.settings) if resuming else None
-        if found is None:
-            with writing(folder):
-                (folder / "history.csv").unlink(missing_ok=True)
-        elif found.round > experiment.rounds:
-            raise InvalidArgument(
-                f"rounds must be at least {found.round}, which are done, got {experiment.rounds}. "
-                "Ask for more rounds, or start a run of fewer in a new folder."
+        differs = _differences(_config_in(folder), experiment.config()) if resuming else ""
+        found = checkpoint.load(folder, self.settings, differs) if resuming else None
+        if found is not None:
+            hint = "Ask for more rounds, or start a run of fewer in a new folder."
+            wanted = f"at least {found.round}, which are done"
+            require(found.round <= experiment.rounds, "rounds", wanted, experiment.rounds, hint=hint)
+            self._resume(found, experiment, source)
+            return
+        if resuming and _digest_in(folder) not in (None, experiment.federation.digest):
+            raise CheckpointError(
+                f"folder must be of a run on the same data, got {str(folder)!r} of other data. Choose a new folder."
             )
-        else:
-            self._resume(found)
-        with writing(folder):  # of a shorter run: until the end is written again this one is not finished
-            for name in END:
-                (folder / name).unlink(missing_ok=True)
-        if source is not None:
-            write_json(folder / "experiment.json", source)
-        write_json(folder / "config.json", experiment.config())
-        write_json(folder / "environment.json", environment())
+        self._settle(experiment, source)
 
-    def _resume(self, found: checkpoint.Checkpoint) -> None:
+    def _settle(self, experiment: Any, source: Mapping[str, Any] | None) -> None:
+        """Everything was checked: the folder is this run's."""
+        with writing(self.folder):
+            for torn in self.folder.glob(".*.tmp"):  # of a life that was killed while writing
+                torn.unlink(missing_ok=True)
+        if source is not None:
+            write_json(self.folder / "experiment.json", source)
+        write_json(self.folder / "config.json", experiment.config())
+        write_json(self.folder / "environment.json", environment())
+
+    def _resume(self, found: checkpoint.Checkpoint, experiment: Any, source: Mapping[str, Any] | None) -> None:
         csv = self.folder / "history.csv"
         if not csv.is_file() or csv.stat().st_size < found.history_bytes:
             raise CheckpointError(
@@ -147,18 +204,32 @@ class RunFolder:
                 "delete the checkpoints to start the run again."
             )
         with csv.open("rb") as rows:
-            self._text.update(rows.read(found.history_bytes))
+            text = rows.read(found.history_bytes)
+        self._text.update(text)
         if found.history_digest not in ("", self._text.hexdigest()):
             raise CheckpointError(
                 f"{csv} must be as the run wrote it, got one that was edited. Put it back, or delete the checkpoints "
                 "to start the run again."
             )
-        with writing(csv), csv.open("rb+") as file:
-            file.truncate(found.history_bytes)
-        history = History.read(csv)
+        history = History.read(csv, text)
         self.written = len(history)
-        states = (self.folder, found.versions)
-        self._resumed = Resumed(lambda c: checkpoint.restore(c, found.leaves, states), history, found.elapsed)
+
+        def restore(carry: Any) -> Any:
+            whole = checkpoint.restore(carry, found.leaves, (self.folder, found.versions))
+            with writing(csv), csv.open("rb+") as file:
+                file.truncate(found.history_bytes)
+            self._settle(experiment, source)
+            return whole
+
+        self._resumed = Resumed(restore, history, found.elapsed)
+
+    def _reopen(self) -> None:
+        """Remove the end of a shorter run: until it is written again this one is not finished."""
+        if self._ended:
+            with writing(self.folder):
+                for name in END if self._resumed else (*END, "history.csv"):
+                    (self.folder / name).unlink(missing_ok=True)
+        self._ended = False
 
     @property
     def begun(self) -> int:
@@ -181,6 +252,7 @@ class RunFolder:
 
     def after_block(self, carry: Any, history: History, elapsed: float) -> None:
         """Append the new rows; save a checkpoint when the last one is old enough."""
+        self._reopen()
         rows = history.lines(self.written).encode()
         append_synced(self.folder / "history.csv", rows)
         self._text.update(rows)
@@ -200,6 +272,7 @@ class RunFolder:
 
     def finish(self, result: Any) -> None:
         """Save the end, the model and the result."""
+        self._reopen()
         self.save()
         if self.written == 0:
             append_synced(self.folder / "history.csv", result.history.lines().encode())
@@ -216,6 +289,13 @@ def _not_new(folder: Path) -> OutputError:
         how = ", or continue the run in it with resume=True."
     got = repr(str(folder)) + ("" if folder.is_dir() else ", which is a file")
     return OutputError(f"output folder must be new or empty, got {got}. Choose another name{how}")
+
+
+def _not_a_run(folder: Path) -> OutputError:
+    return OutputError(
+        f"output folder must be new, empty or of a run to resume, got {str(folder)!r} with other files. "
+        "Choose the run's folder, or another name for a new run."
+    )
 
 
 def record(run: Any) -> dict[str, Any]:

@@ -24,19 +24,26 @@ from fedpact.problems import PROBLEMS, Constrained, Network
 
 @dataclass(frozen=True)
 class Model:
-    """What a run leaves for use: `predict` takes features, `predict_csv` a file like the one it was trained on."""
+    """What a run leaves for use: `predict` takes features, `predict_csv` a file like the one it was trained on.
+
+    `pixels`: a network was trained on bytes, so bytes are pixels to it; else they are numbers like others.
+    """
 
     problem: Any
     w: Vector
     schema: Schema | None
+    pixels: bool = True
 
     def coefficients(self) -> list[dict[str, Any]]:
         """A row per feature: its name, its coefficient, and that per unit of its column before scaling.
 
         The intercept, if there is one in either unit, comes last. Empty for a model that is not linear.
         """
-        w = self.w.tree.get("w")
-        if not set(self.w.tree) <= {"w", "b"} or np.ndim(w) != 1:
+        tree = self.w.tree
+        if not isinstance(tree, dict) or not {"w"} <= set(tree) <= {"w", "b"}:
+            return []
+        w = tree["w"]
+        if np.shape(w) != (self.features,) or np.ndim(tree.get("b", 0.0)) != 0:
             return []
         w, b = np.asarray(w, np.float64), float(self.w.tree.get("b", 0.0))
         names = [f"x{j}" for j in range(len(w))] if self.schema is None else [c.name for c in self.schema.columns]
@@ -52,7 +59,7 @@ class Model:
 
     def predict(self, x: Any) -> np.ndarray:
         """Probabilities of class 1 (of every class for a network), or values, for an (N, n) array of features."""
-        pixels = getattr(x, "dtype", None) == np.uint8 and hasattr(self.problem, "multiclass")
+        pixels = self.pixels and getattr(x, "dtype", None) == np.uint8 and hasattr(self.problem, "multiclass")
         if not pixels:
             x = as_sparse(x, "x") if scipy.sparse.issparse(x) else as_numbers(x, "x")
         features = self.features
@@ -82,6 +89,7 @@ class Model:
         header = {
             "problem": {"name": problem_name(self.problem), **plain_problem(self.problem)},
             "schema": None if self.schema is None else self.schema.to_dict(),
+            "pixels": bool(self.pixels),
         }
         arrays = {name: np.asarray(a) for name, a in named_leaves(self.w.tree).items()}
         make_folder(path.parent)
@@ -95,6 +103,9 @@ class Model:
         A network of your own has to be given again as `problem`: its functions are not saved.
         """
         path, problem = Path(path), trained(problem)
+        ok = problem is None or (hasattr(problem, "predict") and not isinstance(problem, type))
+        hint = "Leave it out for all but a network of your own: the file says which."
+        require(ok, "problem", "a problem such as fedpact.TwoLayer()", problem, hint=hint)
         if path.is_dir() and (path / "model.bin").is_file():
             path = path / "model.bin"
         if not path.is_file():
@@ -117,7 +128,8 @@ class Model:
             raise unknown(f"problem of {path}", name, PROBLEMS)
         problem = PROBLEMS[name](**settings) if problem is None else problem
         w = Vector(dict(arrays)) if set(arrays) <= {"w", "b"} else _tree_like(problem, arrays, path)
-        return cls(problem, w, None if header["schema"] is None else Schema.from_dict(header["schema"]))
+        schema = None if header["schema"] is None else Schema.from_dict(header["schema"])
+        return cls(problem, w, schema, header.get("pixels", True))
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
@@ -151,7 +163,7 @@ def problem_name(problem: Any) -> str:
     if isinstance(problem, Network) or getattr(problem, "native", False):
         return "network"  # its functions are not saved: it is given again to load it
     for name, cls in PROBLEMS.items():
-        if isinstance(problem, cls):
+        if type(problem) is cls:  # a subclass has a loss of its own: it is not its parent
             return name
     kind = type(problem).__name__
     raise InvalidArgument(

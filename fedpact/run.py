@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy.sparse
 
 from fedpact.core import checkpoint
 from fedpact.core.contract import check_flat, check_needs
@@ -27,6 +28,7 @@ from fedpact.core.errors import (
     unknown,
 )
 from fedpact.core.files import make_folder, write_atomic, write_json
+from fedpact.core.fingerprint import fingerprints
 from fedpact.core.history import TELEMETRY, History
 from fedpact.core.keys import Purpose
 from fedpact.core.loop import Loop
@@ -39,6 +41,7 @@ from fedpact.folder import RunFolder, load
 from fedpact.metrics import has_held_out, held_out
 from fedpact.model import Model, as_host, plain_problem, problem_name, trained
 from fedpact.problems import PROBLEMS, Constrained
+from fedpact.problems.conformance import check_conformance, check_methods, is_own
 from fedpact.problems.optimum import least
 from fedpact.report import Progress, curves, summary_table, write_report
 
@@ -117,6 +120,7 @@ class Experiment:
         hint = 'It needs the engine "host" or "local" and a dataset with a test set, such as mnist.'
         require(self.telemetry == "all" or tested, "telemetry", '"all" here', self.telemetry, hint=hint)
         self.participation.check(self.seed, self.rounds, self.federation.clients)
+        self._check_own()
         self.problem.check(self.federation)
         loop = _loop(self)
         check_flat(loop.algorithm, self.problem, self.federation)
@@ -125,9 +129,21 @@ class Experiment:
         if self.stop is not None:
             loop.check_stop(_start(self), self.federation.features, PRECISIONS[self.precision], tested)
 
+    def _check_own(self) -> None:
+        """A problem of the user's own must be one."""
+        own, x = trained(self.problem), self.federation.dataset.x
+        if not is_own(own):
+            return
+        check_methods(own)
+        if not (self.engine.eager or scipy.sparse.issparse(x)):  # which shapes cannot stand for
+            dtype = PRECISIONS[str(self.precision)]
+            check_conformance(own, self.federation.features, dtype, x.dtype if x.dtype == np.uint8 else dtype)
+
     def config(self) -> dict[str, Any]:
         """The experiment as plain data: what the run folder, the report and the checkpoint's digest hold."""
-        problem = next((n for n, cls in PROBLEMS.items() if isinstance(self.problem, cls)), type(self.problem).__name__)
+        kind = type(self.problem)
+        problem = next((n for n, cls in PROBLEMS.items() if kind is cls), kind.__name__)
+        hidden = fingerprints(self.algorithm, "algorithm") | fingerprints(self.problem, "problem")
         parties = self.federation.table() if self.algorithm.vertical else {}
         return {
             "algorithm": {"name": self.algorithm.name, **self.algorithm.to_dict()},
@@ -152,6 +168,7 @@ class Experiment:
                 "timing": self.timing,
                 "telemetry": self.telemetry,
             },
+            **({"fingerprints": hidden} if hidden else {}),  # of functions and arrays
         }
 
     def digest(self) -> str:
@@ -302,13 +319,43 @@ def compare(
     require(made, "algorithms", "settings such as fedpact.FedEPM()", list(algorithms))
     labels = list(names) if names else [settings.label for settings in algorithms]
     require(len(labels) == len(algorithms), "names", f"{len(algorithms)} names, one per algorithm", labels)
+    resuming = options.pop("resume", False)
+    experiments = [
+        Experiment(settings, problem, federation, **options) for settings in algorithms
+    ]  # all, then any runs
     runs = Runs()
-    for i, (settings, label) in enumerate(zip(algorithms, labels, strict=True)):
-        own = None if folder is None else Path(folder) / _numbered(i, settings.name)
-        one = run(settings, problem, federation, folder=own, name=label, progress=progress, **options)
+    for i, (e, label) in enumerate(zip(experiments, labels, strict=True)):
+        own = None if folder is None else Path(folder) / _numbered(i, e.algorithm.name)
+        one = execute(e, folder=own, name=label, progress=progress, resuming=resuming)
         runs.append(uninterrupted(one, "Nothing was kept." if own is None else "Go on with resume=True."))
     minimum = least(problem, federation)
-    return Runs(dataclasses.replace(one, least=minimum) for one in runs)
+    runs = Runs(_with_least(one, e, minimum) for one, e in zip(runs, experiments, strict=True))
+    return mixed(runs, [e.algorithm.pooled for e in experiments]) if _uneven(federation) else runs
+
+
+def _uneven(federation: Any) -> bool:
+    """Whether clients hold different numbers of rows: then a mean over rows is not one over clients."""
+    return len(set(federation.sizes.tolist())) > 1
+
+
+def _with_least(run: Run, e: Experiment, minimum: float | None) -> Run:
+    """The run with the least mean over clients, where that is what its objective is."""
+    return dataclasses.replace(run, least=None if e.algorithm.pooled and _uneven(e.federation) else minimum)
+
+
+def mixed(runs: Runs, pooled: Sequence[bool]) -> Runs:
+    """The runs, with a notice where some have a mean over rows as their objective and some a mean over clients."""
+    if len(set(pooled)) < 2:
+        return runs
+    rows, clients = (
+        ", ".join(r.name for r, p in zip(runs, pooled, strict=True) if p is kind) for kind in (True, False)
+    )
+    text = (
+        f"The objective of {rows} is a mean over all rows, that of {clients} a mean over clients: where clients hold "
+        "different numbers of rows these are two quantities, and neither is better for being smaller."
+    )
+    add = lambda run: dataclasses.replace(run, notices=[*run.notices, text])
+    return Runs(add(run) if p else run for run, p in zip(runs, pooled, strict=True))
 
 
 def trials(
@@ -338,20 +385,36 @@ def trials(
     for first in range(0, len(seeds), at_once):
         group = range(first, min(first + at_once, len(seeds)))
         experiments = [Experiment(algorithm, problem, splits[i], seed=seeds[i], **options) for i in group]
-        loop = _loop(experiments[0])
-        same = all(splits[i] is splits[group[0]] for i in group)
-        finished = drive(
-            loop,
-            [splits[group[0]]] if same else [splits[i] for i in group],
-            _start(experiments[0]),
-            experiments[0].participation,
-            [seeds[i] for i in group],
-            experiments[0].rounds,
-            PRECISIONS[str(experiments[0].precision)],
-        )
-        for e, end in zip(experiments, finished, strict=True):
-            out.append(uninterrupted(_run(e, loop, end, name, None), f"Trials {first} and later were not kept."))
+        for several in _together(experiments):
+            ends = _vectorised(several, name)
+            out.extend(uninterrupted(one, f"Trials {first} and later were not kept.") for one in ends)
     return out
+
+
+def _together(experiments: list[Experiment]) -> list[list[Experiment]]:
+    """Those that share a program: all, unless a column by name is elsewhere or scaled otherwise in another split."""
+    places = [_places(e.problem) for e in experiments]
+    return [experiments] if all(p == places[0] for p in places) else [[e] for e in experiments]
+
+
+def _places(problem: Any) -> list[Any]:
+    sums = (problem.minimize, *problem.subject_to) if isinstance(problem, Constrained) else ()
+    return [getattr(term, "place", None) for f in sums for _, term in f.terms]
+
+
+def _vectorised(experiments: list[Experiment], name: str | None) -> list[Run]:
+    e, splits = experiments[0], [one.federation for one in experiments]
+    loop = _loop(e)
+    finished = drive(
+        loop,
+        splits[:1] if all(split is splits[0] for split in splits) else splits,
+        _start(e),
+        e.participation,
+        [one.seed for one in experiments],
+        e.rounds,
+        PRECISIONS[str(e.precision)],
+    )
+    return [_run(one, loop, end, name, None) for one, end in zip(experiments, finished, strict=True)]
 
 
 def _start(experiment: Experiment) -> Any:
@@ -372,13 +435,15 @@ def _loop(experiment: Experiment) -> Loop:
 
 
 def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Path | None) -> Run:
-    model = Model(trained(e.problem), as_host(end.model), e.federation.dataset.schema)
+    dataset = e.federation.dataset
+    model = Model(trained(e.problem), as_host(end.model), dataset.schema, dataset.x.dtype == np.uint8)
     scores = held_out(model, e.federation) if has_held_out(e.federation) else None
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
     given = [*_unmatched(e.federation), *_uncovered(e, loop.algorithm)]
     notices = [*loop.algorithm.notices, *given, *verdict, *_worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
-        notices.append(f"The run stopped: {end.where}. {_kept(end.history)}{loop.algorithm.breakdown}")
+        remedy = f" To change that, {e.algorithm.remedy}."
+        notices.append(f"The run stopped: {end.where}. {_kept(end.history)}{loop.algorithm.breakdown}{remedy}")
     label = name or e.algorithm.label
     tables = {heading: [dict(row) for row in rows] for heading, rows in loop.algorithm.tables.items()}
     return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, tables, scores, folder)
@@ -478,7 +543,7 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
         bar.close()
     result = _run(experiment, loop, end, name, keeper.folder if keeper is not None else None)
     if keeper is not None:
-        result = dataclasses.replace(result, least=least(experiment.problem, experiment.federation))
+        result = _with_least(result, experiment, least(experiment.problem, experiment.federation))
         keeper.finish(result)
     return result
 

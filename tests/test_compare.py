@@ -339,3 +339,50 @@ def test_a_history_without_its_columns_is_damage(finished, content):
     (finished / "history.csv").write_text(content)
     with pytest.raises(CheckpointError, match=r"history.csv must have its columns and a row"):
         fp.Run.load(finished)
+
+
+# Before the first run
+
+
+@pytest.fixture
+def no_run(monkeypatch):
+    """Nothing may be run."""
+
+    def refuse(*_, **__):
+        raise AssertionError("it was run")
+
+    monkeypatch.setattr("fedpact.race.execute", refuse)
+    monkeypatch.setitem(fedpact.compare.__globals__, "execute", refuse)
+
+
+def test_files_of_other_data_are_refused_before_any_runs(people, tmp_path, no_run):
+    other = write_toml(tmp_path / "other.toml", experiment(split={"holdout": 0.5}))
+    with pytest.raises(InvalidArgument, match="runs must be of the same data and split to be compared, got 2 diff"):
+        gather([str(people), str(other)])
+
+
+def test_a_column_that_no_file_has_is_refused_before_any_runs(people, no_run):
+    with pytest.raises(UnknownName, match=r"column .*must be one of .* got 'kk'"):
+        gather([str(people), str(people)], column="kk")
+
+
+def test_settings_that_do_not_fit_are_refused_before_any_runs(tmp_path, no_run):
+    federation = fp.data.synthetic(kind="least_squares", rows=20, features=2).split(clients=2)
+    with pytest.raises(InvalidArgument, match=r"batch \(B\) must be at most the 10 rows of client 0, got 9999"):
+        fp.compare([fp.FedAvg(), fp.SSCA(batch=9999)], fp.LeastSquares(), federation, folder=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+# Two objectives
+
+
+@pytest.mark.parametrize(("sizes", "differ"), [([4, 16], True), ([10, 10], False)])
+def test_means_over_rows_and_over_clients_are_told_apart(sizes, differ):
+    federation = fp.data.synthetic(kind="least_squares", rows=20, features=2).split(how="sizes", sizes=sizes)
+    names = ["a", "b", "c"]
+    kinds = [fp.FedSGD(), fp.SSCA(), fp.FedAvg()]
+    runs = fp.compare(kinds, fp.LeastSquares(), federation, rounds=1, names=names)
+    assert (runs[0].history.column("objective")[0] != pytest.approx(runs[1].history.column("objective")[0])) == differ
+    said = "The objective of b is a mean over all rows, that of a, c a mean over clients"
+    assert [any(said in notice for notice in run.notices) for run in runs] == [False, differ, False]
+    assert [run.least is None for run in runs] == [False, differ, False]

@@ -32,6 +32,7 @@ def test_a_step_that_is_too_long(command, people, tmp_path):
     assert "Traceback" not in done.err
     found = re.search(r"a number was not finite.*: (round (\d+), (client \d+|the server).* not finite)", done.out)
     assert found, done.out
+    assert "To change that, take shorter steps: a smaller scale." in done.out
     folder = tmp_path / "run"
     whole(folder)
     assert found[1] in (folder / "report.html").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ SETTINGS = {  # what --set is given: the parts of the sentence
     # keys that do not exist, at the top and in every table
     "algoritm.name=fedavg": ("key of the experiment must be one of ", "got 'algoritm'. Did you mean 'algorithm'?"),
     "nam=x": ("key of the experiment must be one of ", "got 'nam'. Did you mean 'name'?"),
-    "data.targt=x": ("key of [data] must be one of ", "got 'targt'. Did you mean 'target'?"),
+    "data.targt=x": ("key of [data] must be one of categorical, coding, csv, drop, ", "Did you mean 'target'?"),
     "split.holdot=0.1": ("must be one of ", "got 'holdot'. Did you mean 'holdout'?"),
     "split.colum=site": ("must be one of ", "got 'colum'. Did you mean 'column'?"),
     "problem.intersept=true": ("key of [problem] must be one of ", "got 'intersept'. Did you mean 'intercept'?"),
@@ -36,6 +36,8 @@ SETTINGS = {  # what --set is given: the parts of the sentence
     'stop.target={colum="objective",value=1}': ("must be one of ", "got 'colum'. Did you mean 'column'?"),
     'run.participation={scheme="poisson",roh=0.5}': ("must be one of ", "got 'roh'. Did you mean 'rho'?"),
     # values
+    'split={how="features",clients=2,names=3}': ("names must be a list of names, one per party, got 3.",),
+    'split={how="features",blocks=[[0,[1]],[2]]}': ("block of party '0' must be a list of column numbers",),
     "run.rounds=0": ("rounds must be an integer of at least 1, got 0.",),
     "run.rounds=1.5": ("rounds must be an integer of at least 1, got 1.5.",),
     "run.rounds=": ("rounds must be an integer of at least 1, got ''.",),

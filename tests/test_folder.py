@@ -16,6 +16,7 @@ from helpers_refused import refused
 import fedpact as fp
 from fedpact.core.errors import ClientError, InvalidArgument, OutputError
 from fedpact.experiment import build, read
+from fedpact.problems import PROBLEMS
 
 
 def test_an_output_folder_that_is_a_file(command, people, tmp_path):
@@ -158,18 +159,17 @@ def test_the_lock_is_let_go_of_in_the_same_process(people, tmp_path, monkeypatch
 
 @dataclass(frozen=True)
 class Failing(fp.Logistic):
-    def gradient(self, w, batch):
-        raise RuntimeError("no gradient today")
+    def lipschitz(self, batch):
+        raise RuntimeError("no r_i today")
 
 
 @pytest.mark.parametrize("engine", ["local", "debug"])
 def test_a_failure_of_any_kind_before_the_first_round_leaves_nothing(people, tmp_path, monkeypatch, engine):
     experiment, _ = build(read(people))
     kind, text = (
-        (ClientError, "round 0, client 0, client_step: RuntimeError: no g")
-        if engine == "debug"
-        else (RuntimeError, "no")
+        (ClientError, "round 0, client 0, join: RuntimeError: no r_i") if engine == "debug" else (RuntimeError, "no")
     )
+    monkeypatch.setitem(PROBLEMS, "failing", Failing)
     with pytest.raises(kind, match=text):
-        fp.run(fp.FedAvg(step=0.1), Failing(), experiment.federation, rounds=2, folder=tmp_path / "run", engine=engine)
+        fp.run(fp.FedAvg(), Failing(), experiment.federation, rounds=2, folder=tmp_path / "run", engine=engine)
     assert not (tmp_path / "run").exists()

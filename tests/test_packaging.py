@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import fedpact
 
@@ -46,6 +50,46 @@ def test_the_package_imports_what_it_declares_and_nothing_else():
 def test_without_the_extras_nothing_of_them_is_imported():
     code = "import sys, fedpact, fedpact.cli; sys.exit(bool({'torch', 'flax', 'equinox'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_names_are_imported_when_they_are_asked_for():
+    """Also once modules of these names were imported; and what JAX makes is in double precision from the start."""
+    code = """
+import sys, fedpact, fedpact.cli
+try:
+    fedpact.cli.main(["--version"])
+except SystemExit as end:
+    assert end.code == 0
+assert not {"jax", "numpy", "scipy", "matplotlib"} & set(sys.modules)
+import jax.numpy as jnp
+assert jnp.zeros(1).dtype == "float64"
+import fedpact.run
+from fedpact.model import Model
+assert callable(fedpact.run) and fedpact.Model is Model and fedpact.stop.Target and fedpact.engines.ENGINES
+assert set(fedpact.__all__) <= set(dir(fedpact))
+for name in fedpact.__all__:
+    assert getattr(fedpact, name) is not None
+from fedpact import *
+assert not hasattr(fedpact, "nothing")
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=120, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"fedpact {fedpact.__version__}\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks into /proc")
+@pytest.mark.parametrize("library", ["numpy", "jaxlib"])
+def test_ctrl_c_while_the_command_is_importing_ends_in_a_sentence(library):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedpact", "list"], stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    maps = Path(f"/proc/{process.pid}/maps")
+    while library not in maps.read_text():
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (130, b"", b"fedpact: interrupted.\n")
 
 
 def test_tests_and_benchmarks_import_what_is_declared_for_them():

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from helpers_experiment import tree
 
 import fedpact as fp
-from fedpact.core.errors import ClientError, InvalidArgument, OutputError, UnknownName
+from fedpact.core.errors import ClientError, DataError, InvalidArgument, OutputError, UnknownName
 from fedpact.problems import PROBLEMS
 from fedpact.run import Experiment
 
@@ -136,14 +137,16 @@ def test_a_run_that_never_begins_leaves_nothing(federation, tmp_path, monkeypatc
     assert list((tmp_path / "empty").iterdir()) == []
 
 
-def test_a_folder_of_something_else_is_left_alone(federation, tmp_path, monkeypatch):
+def test_a_folder_of_something_else_is_left_alone(federation, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match="output folder must be new or empty"):
         fp.run(fp.FedAvg(), PROBLEM, federation, folder=tmp_path)
-    monkeypatch.setattr("fedpact.folder.environment", lambda: (_ for _ in ()).throw(OutputError("full.")))
-    with pytest.raises(OutputError, match="full"):
+    before = dict.fromkeys(("config.json", "history.csv", "notes.txt", "report.html", ".draft.tmp"), b"mine")
+    for name, content in before.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(OutputError, match="output folder must be new, empty or of a run to resume, got "):
         fp.run(fp.FedAvg(), PROBLEM, federation, folder=tmp_path, resume=True)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert tree(tmp_path) == before
 
 
 # A problem without a name
@@ -185,3 +188,39 @@ def test_what_is_made_says_in_a_line_what_it_is(federation):
     assert f"{federation.clients} clients with {federation.sizes.min()} to {federation.sizes.max()} rows" in shown[1]
     assert f"2 rounds, all rounds were run; objective {run.summary['objective']:.6g}" in shown[2]
     assert "2 rounds: round, objective, gradient" in shown[3]
+
+
+# NumPy's numbers are numbers
+
+
+def test_numpy_numbers_are_taken_where_plain_ones_are():
+    i, f = np.int64, np.float32
+    dataset = fp.data.synthetic(rows=i(40), features=i(3), seed=i(1), noise=f(0.5))
+    federation = dataset.split(clients=i(2), how="dirichlet", alpha=f(100), seed=i(0), holdout=f(0.25))
+    assert dataset.split_features(clients=i(3), holdout=f(0.25)).features == 3
+    made = [
+        (fp.Logistic(l2=f(0.5)), fp.Logistic(l2=0.5)),
+        (fp.LeastSquares(l2=f(0.5)), fp.LeastSquares(l2=0.5)),
+        (fp.NonconvexLogistic(beta=f(0.5)), fp.NonconvexLogistic(beta=0.5)),
+        (fp.TwoLayer(inputs=i(3), hidden=i(2), start=f(0.5)), fp.TwoLayer(inputs=3, hidden=2, start=0.5)),
+        (fp.stop.Target("objective", f(0.5)), fp.stop.Target("objective", 0.5)),
+        (fp.Poisson(f(0.5)), fp.Poisson(0.5)),
+        (fp.LocalEngine(buckets=i(2)), fp.LocalEngine(buckets=2)),
+    ]
+    for numpy, plain in made:
+        assert repr(numpy) == repr(plain)
+    options = {"stop": made[4], "participation": made[5]}
+    digests = {
+        Experiment(
+            fp.FedSGD(rate=rate), made[0][k], federation, **{name: two[k] for name, two in options.items()}
+        ).digest()
+        for k, rate in enumerate((f(0.5), 0.5))
+    }
+    assert len(digests) == 1
+
+
+def test_ten_classes_are_sent_to_softmax():
+    federation = fp.data.digits().split(clients=2)
+    said = r"labels must be two classes for Logistic, got 10 classes \(0, .*4…\)\. .*Softmax\(inputs=64, classes=10\)"
+    with pytest.raises(DataError, match=said):
+        Experiment(fp.FedSGD(), fp.Logistic(), federation)

@@ -146,6 +146,9 @@ class FedADMM(Settings):
         require(positive, "rho", 'above 0 for message "augmented"', self.rho, symbol="ρ", hint=hint)
         full = self.solver == "sgd" or self.batch is None
         require(full, "batch", f"left out for solver {self.solver!r}", self.batch, symbol="B", hint="It uses all rows.")
+        plain = self.solver != "lbfgs" or self.momentum == 0
+        hint = "It has no momentum."
+        require(plain, "momentum", "0 for solver 'lbfgs'", self.momentum, symbol="β", hint=hint)
         many = self.accuracy if isinstance(self.accuracy, (tuple, list)) else (self.accuracy,)
         ok = self.accuracy is None or (len(many) > 0 and all(is_number(e) and e >= 0 for e in many))
         require(ok, "accuracy", "at least 0, one number or one per client", self.accuracy, symbol="ε_i")

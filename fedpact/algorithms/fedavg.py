@@ -17,6 +17,7 @@ Differs from the paper:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -105,6 +106,9 @@ def check_local(settings: Any) -> None:
     if settings.epochs is not None:
         hint = "With epochs the step is the learning rate, such as 0.1."
         require(step != "lipschitz", "step", "a number where epochs is given", step, symbol="γ", hint=hint)
+        hint = "Passes over the rows take the place of steps: give one of the two."
+        usual = next(f.default for f in dataclasses.fields(settings) if f.name == "steps")
+        require(settings.steps == usual, "steps", "left out where epochs is given", settings.steps, hint=hint)
         check_training(
             _Training(settings.epochs, settings.batch, step, settings.momentum, settings.vary, settings.short)
         )
@@ -197,7 +201,7 @@ def build_local(settings: Any, problem: Any, *, mu: float) -> Algorithm:
         model=lambda server: server.w,
         combine="sum",
         notes={"gradients": "sum"} | ({} if settings.epochs is None else {"train_loss": "mean"}),
-        rows=None if settings.epochs is None else check_batches(settings),
+        rows=check_batches(settings),
         needs=frozenset({"lipschitz"}) if by_lipschitz else frozenset(),
         inverts=by_lipschitz and mu == 0,
     )

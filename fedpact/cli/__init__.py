@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedpact import __version__
-from fedpact.cli.about import list_names, predict, show
-from fedpact.cli.compare import compare, demo, paper, tune, verify
-from fedpact.cli.runs import resume, run
-from fedpact.core.errors import FedpactError
+if TYPE_CHECKING:  # nothing is imported before `main` is there to be interrupted
+    import argparse
+    from collections.abc import Callable, Sequence
 
 EXAMPLE = """examples:
   fedpact demo                              a minute: real data, six algorithms in seven runs, a report you can open
@@ -24,7 +21,11 @@ EXAMPLE = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; errors of the user's making end in one sentence and exit code 1 or 2."""
-    options = parser().parse_args(arguments)
+    try:
+        options = _begin(arguments)
+        from fedpact.core.errors import FedpactError
+    except KeyboardInterrupt:
+        return _interrupted()
     try:
         code = options.command(options)
         sys.stdout.flush()
@@ -33,15 +34,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fedpact: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as stopped:
-        print(f"fedpact: {str(stopped) or 'interrupted.'}", file=sys.stderr)
-        return 130
+        return _interrupted(str(stopped))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
+def _interrupted(text: str = "") -> int:
+    print(f"fedpact: {text or 'interrupted.'}", file=sys.stderr)
+    return 130
+
+
+def _begin(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, and what every command needs imported.
+
+    Ctrl-C in here ends the process at once: nothing has begun, and an import that is cut may hide the interrupt.
+    """
+    import importlib
+    import signal
+    import threading
+
+    def end(*_: Any) -> NoReturn:
+        os.write(2, b"fedpact: interrupted.\n")
+        os._exit(130)
+
+    mine = threading.current_thread() is threading.main_thread()
+    mine = mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before = signal.signal(signal.SIGINT, end) if mine else None
+    try:
+        options = parser().parse_args(arguments)
+        importlib.import_module("fedpact.run")
+        return options
+    finally:
+        if mine:
+            signal.signal(signal.SIGINT, before)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line. Sub-commands import what they need when they run, so that help is quick."""
+    import argparse
+
+    from fedpact import __version__
+    from fedpact.cli.about import list_names, predict, show
+    from fedpact.cli.compare import compare, demo, paper, tune, verify
+    from fedpact.cli.runs import resume, run
+
     top = argparse.ArgumentParser(
         prog="fedpact",
         description="Federated learning by penalties, ADMM and constraints.",

@@ -24,7 +24,7 @@ def compare(options: argparse.Namespace) -> int:
 
     if options.out:
         check_writable(options.out)
-    runs = gather(options.items, options.changes)
+    runs = gather(options.items, options.changes, options.column)
     above = options.above or larger_is_better(options.column)
     rows, target = race(runs, options.column, options.target, above)
     idle = never_improved(runs, options.column, above)

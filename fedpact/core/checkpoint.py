@@ -87,8 +87,11 @@ def _versions(path: Path) -> dict[int, int]:
     return {} if found is None else {int(k): v for k, v in found[0].get("versions", {}).items()}
 
 
-def load(folder: Path, settings: str) -> Checkpoint | None:
-    """The newest checkpoint of a folder, or None when there is none yet."""
+def load(folder: Path, settings: str, differs: str = "") -> Checkpoint | None:
+    """The newest checkpoint of a folder, or None when there is none yet.
+
+    `differs` is what is known of how the settings differ where they do.
+    """
     files = _files(folder)
     if not files:
         return None
@@ -99,9 +102,11 @@ def load(folder: Path, settings: str) -> Checkpoint | None:
         raise CheckpointError(f"checkpoint must be whole, got a damaged file {path}. {hint}")
     header, arrays = found
     if header["settings"] != settings:
+        others = f"settings {header['settings'][:12]} where this run has {settings[:12]}"
+        others = f"others: {differs}" if differs else others
         raise CheckpointError(
-            f"checkpoint must come from the same settings and data, got {path} of settings {header['settings'][:12]} "
-            f"where this run has {settings[:12]}. Resume with the settings it was made with, or choose a new folder."
+            f"checkpoint must come from the same settings and data, got {path} of {others}. "
+            "Resume with the settings it was made with, or choose a new folder."
         )
     leaves = [arrays[name] for name in sorted(arrays)]
     versions = {int(client): version for client, version in header.get("versions", {}).items()}
@@ -120,7 +125,10 @@ def restore(carry: Any, leaves: list[np.ndarray], states: tuple[Path, Mapping[in
         a.shape == b.shape and a.dtype == b.dtype for a, b in zip(old, leaves, strict=False)
     )
     if not same:
-        raise CheckpointError("checkpoint must have this run's shapes, got others. It was made by another version.")
+        raise CheckpointError(
+            "checkpoint must have this run's shapes, got others. Its model or data are of other sizes, or another "
+            "version made it: resume with what it was made with, or choose a new folder."
+        )
     new = jax.tree.unflatten(tree, [jax.numpy.asarray(leaf) for leaf in leaves])
     if states is None or _store(carry) is None:
         return new

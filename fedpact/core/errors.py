@@ -13,6 +13,7 @@ FedpactError
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -99,6 +100,15 @@ def require_positive_int(name: str, value: Any, *, symbol: str = "", hint: str =
     require(is_count(value, 1), name, "an integer of at least 1", value, symbol=symbol, hint=hint)
 
 
+def the_extra(name: str) -> Any:
+    """The module of an optional dependency, or what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        text = f"{name} must be installed for this, got a Python without it"
+        raise InvalidArgument(f"{text}. Install it: pip install 'fedpact[{name}]'") from None
+
+
 def require_one_of(name: str, value: Any, known: Iterable[str]) -> None:
     """Raise `UnknownName` unless `value` is one of these words."""
     known = list(known)
@@ -109,8 +119,9 @@ def require_one_of(name: str, value: Any, known: Iterable[str]) -> None:
 def nearest(name: Any, known: Iterable[str]) -> str:
     """' Did you mean …?' with the nearest of the valid names, or nothing."""
     names = sorted(map(str, known))
-    word = name if isinstance(name, str) else _shown(name)  # `name` may be of any type: it is only shown
-    near = difflib.get_close_matches(word.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
+    if not isinstance(name, str):  # nothing was misspelt
+        return ""
+    near = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     found = next((n for n in names if near and n.lower() == near[0]), None)
     return f" Did you mean {found!r}?" if found else ""
 

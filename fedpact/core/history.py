@@ -94,11 +94,11 @@ class History:
         return out.getvalue()
 
     @classmethod
-    def read(cls, path: Path) -> History:
-        """Read a history.csv."""
+    def read(cls, path: Path, content: bytes | None = None) -> History:
+        """Read a history.csv, or that `content` of it."""
         try:
-            with path.open(newline="", encoding="utf-8") as file:
-                lines = list(csv.reader(file))
+            text = (path.read_bytes() if content is None else content).decode("utf-8")
+            lines = list(csv.reader(io.StringIO(text, newline="")))
         except (UnicodeDecodeError, csv.Error) as error:
             raise _damaged(f"a table in UTF-8, got {path}: {error}") from None
         if not lines or "round" not in lines[0]:

@@ -12,7 +12,7 @@ import numpy as np
 from fedpact.core.checkpoint import digest
 from fedpact.core.errors import is_count, is_number, require, require_positive_int
 from fedpact.core.keys import Purpose, host_generator
-from fedpact.core.settings import plain
+from fedpact.core.settings import plain, plain_fields
 
 
 @runtime_checkable
@@ -88,6 +88,7 @@ class Fraction(_Drawn):
     rho: float
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         _check_rate(self.rho)
 
     def rate(self, clients: int) -> float:
@@ -111,6 +112,7 @@ class Poisson(_Drawn):
     rho: float
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         _check_rate(self.rho)
 
     def rate(self, clients: int) -> float:
@@ -135,6 +137,7 @@ class Independent(_Drawn):
     probabilities: Sequence[float]
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         given = self.probabilities
         listed = isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str) and len(given) > 0
         hint = "Write [0.1, 0.5, 1.0] for three clients. A client with p_i = 0 would never take part."
@@ -181,6 +184,7 @@ class Covering(_Drawn):
     s0: int
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         _check_rate(self.rho)
         require_positive_int("covering", self.s0, symbol="s0", hint="In every s0 rounds everyone takes part.")
 
@@ -218,6 +222,7 @@ class Schedule:
     rounds: Sequence[Sequence[int]] = field(repr=False)
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         given = isinstance(self.rounds, Sequence) and all(isinstance(r, (Sequence, np.ndarray)) for r in self.rounds)
         hint = "Write [[0, 2], [1]] for clients 0 and 2, then 1."
         require(given, "schedule", "a list of rounds, each a list of clients", self.rounds, hint=hint)

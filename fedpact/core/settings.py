@@ -21,6 +21,12 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def plain_fields(settings: Any) -> None:
+    """NumPy scalars in a frozen dataclass to Python's."""
+    for f in dataclasses.fields(settings):
+        object.__setattr__(settings, f.name, plain(getattr(settings, f.name)))
+
+
 def called(where: str, build: Callable[..., Any], values: Any, also: Iterable[str] = ()) -> Any:
     """Call a class with a table's keys; an unknown or a missing key is named. `also` are keys that others took."""
     if not isinstance(values, Mapping):
@@ -47,8 +53,7 @@ class Settings:
 
     def _plain(self) -> None:
         """NumPy scalars to Python's."""
-        for f in dataclasses.fields(self):  # type: ignore[arg-type]
-            object.__setattr__(self, f.name, plain(getattr(self, f.name)))
+        plain_fields(self)
 
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
         """The bundle of pure functions for m clients and participation rate ρ."""
@@ -73,6 +78,11 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """The settings as a plain dict."""
         return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    @property
+    def pooled(self) -> bool:
+        """Whether its objective is a mean over all rows, as that of methods with constraints is; else over clients."""
+        return self.constrains
 
     @property
     def label(self) -> str:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpact.core.errors import is_count, is_number, require, require_flags, require_positive_int
+from fedpact.core.settings import plain_fields
 
 MOST_ROWS = 10**6  # that a rule looks back at
 
@@ -113,6 +114,7 @@ class Rounds(Rule):
     reads = ("round",)
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         require_positive_int("rounds", self.rounds)
 
     def fired(self, recent: Mapping[str, Any]) -> Any:
@@ -132,6 +134,7 @@ class Target(Rule):
     above: bool = False
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         known = "Name a column of history.csv, such as 'objective' or 'accuracy'."
         require(isinstance(self.column, str), "column", "the name of a column", self.column, hint=known)
         never = "A run that no target ends has no stop rule."
@@ -160,6 +163,7 @@ class GradientNorm(Rule):
     reads = ("gradient",)
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         require(is_number(self.tolerance) and self.tolerance > 0, "tolerance", "a number above 0", self.tolerance)
 
     def fired(self, recent: Mapping[str, Any]) -> Any:
@@ -183,6 +187,7 @@ class Variance(Rule):
     reads = ("objective",)
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         require(is_number(self.tolerance) and self.tolerance > 0, "tolerance", "a number above 0", self.tolerance)
         _check_window(self.window)
         hint = "Leave it out for the mean over the clients; m gives the sum."
@@ -205,6 +210,7 @@ class Rising(Rule):
     reads = ("objective", "gradient")
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         _check_window(self.window)
 
     def fired(self, recent: Mapping[str, Any]) -> Any:
@@ -224,6 +230,7 @@ class Seconds(Rule):
     reads = ("seconds",)
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         require(is_number(self.seconds) and self.seconds > 0, "seconds", "a number above 0", self.seconds)
 
     def fired(self, recent: Mapping[str, Any]) -> Any:

@@ -69,8 +69,8 @@ def align(
         code_table(table.header, table.rows, table.path, rows, skip, categories, coding)
         for table, rows in zip(tables, keep, strict=True)
     ]
-    for table, (own, _, _) in zip(tables, coded, strict=True):
-        if not own:
+    for i, (table, (own, _, _)) in enumerate(zip(tables, coded, strict=True)):
+        if not own and i != closer:  # who has the labels may have nothing else
             text = f"{table.path} must have a feature, got none besides the id, the target and dropped columns"
             raise DataError(f"{text}. Leave the party out, or drop fewer columns.")
     columns = [column for own, _, _ in coded for column in own]

@@ -199,7 +199,10 @@ def require_finite(values: np.ndarray, what: str, names: Sequence[str] = ()) -> 
 
 def require_rows(index: Any, rows: int, name: str, kind: str = "row") -> np.ndarray:
     """The indices as 64-bit integers, if each is a row (or column) number from 0 to rows − 1."""
-    array = np.asarray(index)
+    try:
+        array = np.asarray(index)
+    except ValueError:  # lists in it, of different lengths
+        array = np.empty((0, 0))
     whole = array.ndim == 1 and (array.dtype.kind in "iu" or array.size == 0)
     require(whole, name, f"a list of {kind} numbers", index)
     outside = array[(array < 0) | (array >= rows)]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedpact.core.errors import InvalidArgument, is_count, require, unknown
+from fedpact.core.settings import plain
 from fedpact.core.vertical import Layout
 from fedpact.data.dataset import Dataset, fitted_on, require_rows
 from fedpact.data.federation import Federation, require_draw, set_aside
@@ -114,7 +115,7 @@ def split_features(
     seed: int = 0,
 ) -> VerticalFederation:
     """The federation behind `Dataset.split_features`."""
-    seed = require_draw(seed, holdout)
+    holdout, seed = plain(holdout), require_draw(seed, holdout)
     count: Any = int(clients) if isinstance(clients, np.integer) else clients
     if blocks is None:
         ok, most = is_count(count, 2) and count <= dataset.features, dataset.features
@@ -124,7 +125,8 @@ def split_features(
     require(isinstance(blocks, list | tuple), "blocks", "a list of columns per party", blocks)
     hint = "Leave clients out."
     require(count in (None, len(blocks)), "clients", f"{len(blocks)}, as blocks says, or left out", count, hint=hint)
-    require(not isinstance(names, str), "names", "a list of names, one per party", names)
+    listed = names is None or isinstance(names, list | tuple | np.ndarray)
+    require(listed, "names", "a list of names, one per party", names)
 
     own = np.setdiff1d(np.arange(dataset.rows), dataset.test)  # the dataset's test rows are nobody's
     kept, held_out = set_aside(own, holdout, seed, 0)

@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse
 
 from fedpact.core.errors import DataError, is_number, require, unknown
+from fedpact.core.settings import plain
 from fedpact.data import partition
 from fedpact.data.dataset import Dataset, fitted_on, require_rows
 from fedpact.data.tables import from_arrays
@@ -145,7 +146,8 @@ def split(
     if how == "features":
         return dataset.split_features(clients, holdout=holdout, seed=seed, **options)
     m = int(clients) if isinstance(clients, np.integer) else clients
-    seed = require_draw(seed, holdout)
+    options = {key: plain(value) for key, value in options.items()}
+    holdout, seed = plain(holdout), require_draw(seed, holdout)
     own = np.setdiff1d(np.arange(dataset.rows), dataset.test)  # the dataset's test rows are nobody's
     names, rows = _deal(dataset, own, m, how, np.random.default_rng([seed, PARTITION]), dict(options))
     kept, held_out = zip(*(set_aside(part, holdout, seed, i) for i, part in enumerate(rows)), strict=True)
@@ -184,6 +186,7 @@ def require_draw(seed: Any, holdout: Any) -> int:
     seed = int(seed) if isinstance(seed, np.integer) else seed
     whole = isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0
     require(whole, "seed", "an integer of at least 0", seed)
+    holdout = plain(holdout)
     require(is_number(holdout) and 0 <= holdout < 1, "holdout", "a fraction in [0, 1)", holdout)
     return seed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedpact.core.errors import is_number, require, require_one_of, require_positive_int
+from fedpact.core.settings import plain
 from fedpact.data.dataset import Dataset
 from fedpact.data.tables import from_arrays
 
@@ -27,6 +28,7 @@ def synthetic(
     A ~ N(0, I), ‖w‖ = 1, b = Aw + noise·e with e ~ N(0, I). "least_squares" has y = b; "logistic" has y = 1 where b is
     above its median, so that both classes are there. The larger rows / features, the better the conditioning.
     """
+    rows, features, seed, noise = map(plain, (rows, features, seed, noise))
     require_one_of("kind", kind, KINDS)
     require_positive_int("rows", rows, symbol="d")
     require(rows >= 2, "rows", "at least 2", rows, symbol="d")
@@ -51,6 +53,7 @@ def mixture(clients: int = 64, features: int = 100, seed: int = 0, iid: bool = T
     calls that non-i.i.d.); with iid=False every client draws from one of the three. Split with how="column",
     column="client".
     """
+    clients, features, seed, iid = map(plain, (clients, features, seed, iid))
     require_positive_int("clients", clients, symbol="m")
     require_positive_int("features", features, symbol="n")
     _check_room(150 * clients, features)

@@ -176,7 +176,8 @@ def from_arrays(
 
     `extra` are columns that are no features (a site, a group), one value per row, to split or group the rows by.
     `classes` are the names of y = 0, 1, …, and () declares a regression target. By default y has classes "0", "1", … if
-    its values are exactly 0..K−1 for a K from 2 to 20. y itself is never recoded.
+    its values are exactly 0..K−1 for a K from 2 to 20. y itself is never recoded. Bytes are numbers here like others:
+    divide pixels by 255 yourself.
     """
     given = [] if feature_names is None else [str(feature) for feature in feature_names]
     sparse = scipy.sparse.issparse(x)

@@ -28,6 +28,7 @@ from fedpact.core.contract import Batch, Cohort, Stepped, Streamed
 from fedpact.core.environment import cache_folder
 from fedpact.core.errors import ClientError, FedpactError, InvalidArgument, require, require_positive_int
 from fedpact.core.files import make_folder, write_json
+from fedpact.core.settings import plain_fields
 from fedpact.core.store import Store, sweep
 
 #: Rows of the test set that are looked at together.
@@ -84,6 +85,7 @@ class HostEngine:
     _temporary: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         for name in ("at_once", "devices"):
             if getattr(self, name) is not None:
                 require_positive_int(name, getattr(self, name))

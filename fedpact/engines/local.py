@@ -22,6 +22,7 @@ import scipy.sparse
 from fedpact.core import sparse
 from fedpact.core.contract import Batch, Cohort
 from fedpact.core.errors import is_number, require, require_positive_int
+from fedpact.core.settings import plain_fields
 from fedpact.engines.stacked import Stacked, kept_dtype
 
 #: What one more bucket costs, in padded rows (measured: its kernels' launches against a row's gradient).
@@ -64,6 +65,7 @@ class LocalEngine(Stacked):
     compiled, eager, first_block = True, False, 2
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         if self.chunk is not None:
             require_positive_int("chunk", self.chunk)
         require_positive_int("buckets", self.buckets)

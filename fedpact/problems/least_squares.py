@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from fedpact.core.contract import Batch
 from fedpact.core.errors import is_number, require, require_flags
+from fedpact.core.settings import plain_fields
 from fedpact.core.vector import Vector
 from fedpact.problems.base import largest_eigenvalue, linear_gradient, linear_init, scores
 
@@ -32,6 +33,7 @@ class LeastSquares:
     quadratic = True  # ∇f_i is affine: exact local solvers apply
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         require(is_number(self.l2) and self.l2 >= 0, "l2", "a number of at least 0", self.l2, symbol="β")
         require_flags(self, "divide", "intercept")
 

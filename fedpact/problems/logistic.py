@@ -17,6 +17,7 @@ import numpy as np
 
 from fedpact.core.contract import Batch
 from fedpact.core.errors import DataError, is_number, require, require_flags
+from fedpact.core.settings import plain_fields
 from fedpact.core.vector import Vector
 from fedpact.problems.base import largest_eigenvalue, linear_gradient, linear_init, scores
 
@@ -33,6 +34,7 @@ class Logistic:
     first = ("w",)  # where the weights are that meet the features
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         require(is_number(self.l2) and self.l2 >= 0, "l2", "a number of at least 0", self.l2, symbol="β")
         require_flags(self, "divide", "intercept")
 
@@ -86,10 +88,10 @@ def require_two_classes(federation: Any, problem: str) -> None:
     """Raise unless the labels are two classes coded 0 and 1, with rows of both."""
     classes = federation.dataset.classes
     if len(classes) != 2:
-        got = f"{len(classes)} classes ({', '.join(classes[:5])}…)" if classes else "a numeric target"
-        raise DataError(
-            f"labels must be two classes for {problem}, got {got}. Choose two classes, or use LeastSquares."
-        )
+        shown = ", ".join(classes[:5]) + ("…" if len(classes) > 5 else "")
+        got = f"{len(classes)} classes ({shown})" if classes else "a numeric target"
+        instead = f"Softmax(inputs={federation.features}, classes={len(classes)})" if classes else "LeastSquares"
+        raise DataError(f"labels must be two classes for {problem}, got {got}. Choose two classes, or use {instead}.")
     labels = np.unique(federation.dataset.y)
     if set(labels.tolist()) != {0.0, 1.0}:
         got = labels[:5].tolist()

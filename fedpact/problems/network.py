@@ -26,13 +26,17 @@ import numpy as np
 from fedpact.core.contract import Batch
 from fedpact.core.errors import (
     DataError,
+    FedpactError,
     InvalidArgument,
+    is_count,
     is_number,
     require,
     require_flags,
     require_one_of,
     require_positive_int,
+    the_extra,
 )
+from fedpact.core.settings import plain, plain_fields
 from fedpact.core.vector import Vector
 from fedpact.problems.layers import block, dense
 
@@ -50,6 +54,7 @@ class Classifier:
     std: float
 
     def _check_common(self) -> None:
+        plain_fields(self)
         require_positive_int("classes", self.classes)
         require(is_number(self.mean), "mean", "a number", self.mean)
         require(is_number(self.std) and self.std > 0, "std", "above 0", self.std)
@@ -135,6 +140,14 @@ class Classifier:
 
     def _init(self, key: Any) -> Any:
         raise NotImplementedError
+
+
+def as_shape(value: Any, example: str) -> tuple[int, ...]:
+    """The sizes of one input, if they are."""
+    shape = tuple(map(plain, value)) if isinstance(value, (tuple, list)) else ()
+    ok = bool(shape) and all(is_count(size, 1) for size in shape)
+    require(ok, "shape", f"the sizes of one input, such as {example}", value, hint="A row of 64 numbers is (64,).")
+    return shape
 
 
 ACTIVATIONS = {"relu": jax.nn.relu, "swish": jax.nn.silu}
@@ -307,10 +320,7 @@ class Network(Classifier):
         self._check_common()
         require(callable(self.apply), "apply", "a function of (tree, images)", self.apply)
         require(callable(self.initial), "initial", "a function of a key that returns a tree", self.initial)
-        shape = tuple(self.shape) if isinstance(self.shape, (tuple, list)) else ()
-        ok = bool(shape) and all(isinstance(s, int) and s > 0 for s in shape)
-        require(ok, "shape", "the sizes of one input, such as (28, 28, 1)", self.shape)
-        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "shape", as_shape(self.shape, "(28, 28, 1)"))
 
     def to_dict(self) -> dict[str, Any]:
         """What a configuration says of it: functions are known by their names."""
@@ -333,7 +343,7 @@ class Network(Classifier):
     def check(self, federation: Any) -> None:
         """Data that fit, and a model that answers with one score a class."""
         super().check(federation)
-        tree = jax.eval_shape(self.initial, jax.random.key(0))
+        tree = self._tree()
         images = jax.ShapeDtypeStruct((2, *self.shape), jnp.float32)
         try:
             out = jax.eval_shape(self.apply, tree, images)
@@ -345,6 +355,21 @@ class Network(Classifier):
         got = getattr(out, "shape", None)
         require(got == (2, self.classes), "apply", f"a function to scores of shape (B, {self.classes})", got)
 
+    def _tree(self) -> Any:
+        """The shapes of the parameters."""
+        try:
+            tree = jax.eval_shape(self.initial, jax.random.key(0))
+        except FedpactError:
+            raise
+        except Exception as error:
+            raise InvalidArgument(
+                f"initial must take a key and return a tree of arrays, got {type(error).__name__}: {error}. "
+                "Try it on jax.random.key(0)."
+            ) from error
+        hint = "It is where training begins: initial(key) → tree."
+        require(jax.tree.leaves(tree), "initial", "a function to a tree with at least one array", tree, hint=hint)
+        return tree
+
     def _init(self, key: Any) -> Any:
         return self.initial(key)
 
@@ -354,6 +379,10 @@ class Network(Classifier):
 
 def from_flax(module: Any, shape: tuple[int, ...], classes: int, **options: Any) -> Network:
     """A Flax (linen) module as a problem; its variables must all be parameters."""
+    the_extra("flax")
+    shape = as_shape(shape, "(28, 28, 1)")
+    ok = callable(getattr(module, "init", None)) and callable(getattr(module, "apply", None))
+    require(ok and not isinstance(module, type), "module", "a module of flax.linen, made", module)
 
     def initial(key: Any) -> Any:
         variables = module.init(key, jnp.zeros((1, *shape), jnp.float32))
@@ -370,8 +399,7 @@ def from_flax(module: Any, shape: tuple[int, ...], classes: int, **options: Any)
 
 def from_equinox(make: Callable[[Any], Any], shape: tuple[int, ...], classes: int, **options: Any) -> Network:
     """An Equinox model as a problem: make(key) returns the module, which maps one input to its scores."""
-    import equinox
-
+    equinox = the_extra("equinox")
     _, static = equinox.partition(make(jax.random.key(0)), equinox.is_inexact_array)
 
     def initial(key: Any) -> Any:

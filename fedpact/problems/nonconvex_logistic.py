@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from fedpact.core.contract import Batch
 from fedpact.core.errors import is_number, require, require_flags
+from fedpact.core.settings import plain_fields
 from fedpact.core.vector import Vector
 from fedpact.problems.base import largest_eigenvalue
 from fedpact.problems.logistic import Logistic, require_two_classes
@@ -30,6 +31,7 @@ class NonconvexLogistic:
     classifies = True  # predictions are probabilities of class 1
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         require(is_number(self.beta) and self.beta >= 0, "beta", "a number of at least 0", self.beta, symbol="β")
         require_flags(self, "intercept")
 

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from fedpact.core.contract import Batch
-from fedpact.core.errors import InvalidArgument, require
+from fedpact.core.errors import InvalidArgument, require, the_extra
 from fedpact.core.vector import Vector
-from fedpact.problems.network import Classifier
+from fedpact.problems.network import Classifier, as_shape
 from fedpact.problems.training import Plan, Trained
 
 
@@ -36,9 +36,10 @@ class TorchNetwork(Classifier):
     _module: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        the_extra("torch")
         self._check_common()
         require(callable(self.make), "make", "a function that returns an nn.Module", self.make)
-        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "shape", as_shape(self.shape, "(1, 28, 28)"))
 
     def to_dict(self) -> dict[str, Any]:
         """What a configuration says of it: the function is known by its name."""

@@ -350,6 +350,7 @@ def test_a_client_draws_the_same_whoever_else_takes_part_and_in_any_order():
         ({"rate": float("nan")}, r"^rate \(γ\) must be above 0, got nan\."),
         ({"momentum": 1.0}, r"^momentum \(β\) must be in \[0, 1\), got 1\.0\."),
         ({"solver": "gd", "batch": 10}, r"^batch \(B\) must be left out for solver 'gd', got 10\. It uses all rows\.$"),
+        ({"solver": "lbfgs", "momentum": 0.5}, r"^momentum \(β\) must be 0 for solver 'lbfgs', got 0\.5\. It has no"),
         ({"accuracy": -1}, r"^accuracy \(ε_i\) must be at least 0, one number or one per client, got -1\."),
         ({"accuracy": [1e-3, "x"]}, r"^accuracy \(ε_i\) must be at least 0, one number or one per client"),
     ],

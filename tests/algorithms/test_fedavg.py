@@ -374,6 +374,10 @@ def test_a_batch_larger_than_a_client_s_rows_names_both(kind):
         ({"epochs": 2, "step": 0.1, "momentum": 1}, r"momentum \(β\) must be in \[0, 1\), got 1\."),
         ({"epochs": 2, "step": 0.1, "vary": 0}, r"vary must be true or false, got 0\."),
         ({"epochs": 2, "step": 0.1, "short": None}, r"short must be true or false, got None\."),
+        (
+            {"epochs": 2, "step": 0.1, "steps": 3},
+            r"steps must be left out where epochs is given, got 3\. Passes over the rows take the place of steps",
+        ),
         ({"momentum": 0.5}, r"momentum must be left out without epochs, got 0\.5\. Give epochs=E\."),
         ({"vary": True}, r"vary must be left out without epochs, got True\. Give epochs=E\."),
         ({"short": True}, r"short must be left out without epochs, got True\. Give epochs=E\."),
@@ -383,3 +387,12 @@ def test_a_batch_larger_than_a_client_s_rows_names_both(kind):
 def test_bad_settings_of_epochs(kind, settings, said):
     with pytest.raises(InvalidArgument, match=f"^{said}"):
         kind(**settings)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedProx])
+def test_a_batch_of_more_rows_than_a_client_has_is_refused(kind):
+    federation = fp.data.synthetic(rows=20, features=2).split(how="sizes", sizes=[5, 15])
+    said = r"batch \(B\) must be at most the 5 rows of client 0, got 6\. Use a smaller batch, or leave it out"
+    with pytest.raises(InvalidArgument, match=said):
+        fp.Experiment(kind(steps=1, step=0.1, batch=6), fp.Logistic(), federation)
+    fp.Experiment(kind(steps=1, step=0.1, batch=5), fp.Logistic(), federation)

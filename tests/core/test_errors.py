@@ -103,3 +103,8 @@ def test_a_refusal_says_what_to_do(module):
     for call in calls:
         assert any(keyword.arg == "hint" for keyword in call.keywords), ast.unparse(call)
     assert refusals or calls or module == "core/history"  # whose advice is in one place: see test_history
+
+
+def test_what_is_no_word_is_near_nothing():
+    said = str(unknown("name of the model", None, ["cnn1", "cnn2", "none"]))
+    assert said == "name of the model must be one of cnn1, cnn2, none, got None."

@@ -357,7 +357,12 @@ FILES = [
         {"categorical": ()},
         r"column 'job' \(.*bank\.csv, line 3\) must be a finite number, got 'nurse'\. Add",
     ),
-    (BANK, SHOP, {"drop": "visits"}, r"shop\.csv must have a feature, got none besides the id, the target and dropped"),
+    (
+        BANK,
+        SHOP,
+        {"drop": ["income", "job"], "categorical": ()},
+        r"bank\.csv must have a feature, got none besides the id, the target and dropped",
+    ),
     (BANK, SHOP, {"drop": "visit"}, r"drop must be one of .*, got 'visit'\. Did you mean 'visits'\?"),
     (BANK, SHOP, {"drop": ["id"]}, r"drop must be columns other than the id and the target, got \['id'\]\."),
     (BANK, SHOP, {"categorical": "buys"}, r"categorical must be columns other than the id and the target, got"),
@@ -396,3 +401,9 @@ def test_line_breaks_inside_cells_are_counted(csv_file, files):
     csv_file('id,income,job\n"c",3,"co\nok"\na,1,nurse\nb,2,cook\na,5,cook\n', "bank.csv")
     with pytest.raises(DataError, match=r"id 'a' of .*bank\.csv must occur once, got it on lines 4 and 6\."):
         join(files)
+
+
+def test_who_has_the_labels_may_have_nothing_else(files):
+    federation = join(files, drop="visits")
+    assert federation.table()["shop"] == {"features": 0, "labels": True}
+    assert federation.dataset.features == sum(len(block) for block in federation.blocks) > 0
