@@ -185,12 +185,19 @@ def fig4(study: Study, count: int | None) -> dict[str, Any]:
     seeds, rows = count or 3, []
     curve: dict[str, list[tuple[float, float]]] = {"Algorithm 1": [], "Algorithm 2": [], "Algorithm 2, tight": []}
     for penalty in LAMBDAS:
-        one = _mean([recorded(study, "samples", ssca("samples", 100), unconstrained(penalty), s) for s in range(seeds)])
+        one = _mean(
+            [
+                recorded(study, "samples", ssca("samples", 100), unconstrained(penalty), s, every=ROUNDS)
+                for s in range(seeds)
+            ]
+        )
         curve["Algorithm 1"].append((one["cost"][-1], one["norm2"][-1]))
         rows.append({"algorithm": "Algorithm 1", "λ or U": penalty, "cost": one["cost"][-1], "‖ω‖²": one["norm2"][-1]})
     for name, settings in (("Algorithm 2", ssca("samples", 100)), ("Algorithm 2, tight", SSCA.preset("tight"))):
         for limit in LIMITS:
-            one = _mean([recorded(study, "samples", settings, constrained(limit), s) for s in range(seeds)])
+            one = _mean(
+                [recorded(study, "samples", settings, constrained(limit), s, every=ROUNDS) for s in range(seeds)]
+            )
             curve[name].append((one["cost"][-1], one["norm2"][-1]))
             rows.append({"algorithm": name, "λ or U": limit, "cost": one["cost"][-1], "‖ω‖²": one["norm2"][-1]})
     falls = {name: all(a[1] > b[1] for a, b in pairwise(v)) for name, v in curve.items()}

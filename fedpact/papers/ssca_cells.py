@@ -75,12 +75,18 @@ def tuned(study: Study, split: str, settings: Settings) -> Settings:
 
 
 def recorded(
-    study: Study, split: str, settings: Settings, problem: Constrained, seed: int, rounds: int = ROUNDS
+    study: Study,
+    split: str,
+    settings: Settings,
+    problem: Constrained,
+    seed: int,
+    rounds: int = ROUNDS,
+    every: int = EVERY,
 ) -> dict[str, Any]:
-    """Cross-entropy on all training rows, test accuracy and ‖ω‖², every twenty rounds, and ‖∇L‖'s like."""
+    """Cross-entropy on all training rows, test accuracy, ‖ω‖² and the KKT residual, every so many rounds."""
 
     def compute() -> dict[str, Any]:
-        one = run(settings, problem, federation(split), rounds=rounds, evaluate_every=EVERY, seed=seed)
+        one = run(settings, problem, federation(split), rounds=rounds, evaluate_every=every, seed=seed)
         column, limited = one.history.column, bool(problem.subject_to)
         measured = np.isfinite(column("objective"))
         cost = column("constraint_1") + problem.subject_to[0].limit if limited else column("loss")
@@ -90,5 +96,5 @@ def recorded(
         return {name: values[measured].tolist() for name, values in kept.items()} | {"outcome": one.outcome}
 
     what = f"{settings.label}, {split}, {problem.minimize!r}, {problem.subject_to!r}, seed {seed}"
-    key = {"algorithm": {"name": settings.name, **settings.to_dict()}, "rounds": rounds}
+    key = {"algorithm": {"name": settings.name, **settings.to_dict()}, "rounds": rounds, "every": every}
     return study.cell(compute, what, **key)

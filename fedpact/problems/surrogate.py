@@ -220,9 +220,18 @@ def solve_surrogate(
     have no minimum.
     """
     phi, c = _checked(objective, constraints, penalty)
-    if phi.t[0] > 0:
-        return Solution(*map(np.asarray, _solve_compiled(phi, c)))
-    return _proximal(phi, c)
+    found = Solution(*map(np.asarray, _solve_compiled(phi, c))) if phi.t[0] > 0 else _proximal(phi, c)
+    size = 1.0 + np.abs(phi.b) + np.abs(phi.a).max(axis=1)
+    over = (phi.b + phi.a @ found.omega + phi.t * np.sum(found.omega**2)) / size
+    if phi.ell is not None:
+        over = over + phi.ell * np.sum(np.abs(found.omega)) / size
+    broken = np.flatnonzero(np.isinf(c) & ~(over[1:] <= 1e-6)) + 1
+    if broken.size:
+        raise InvalidArgument(
+            f"constraints must be ones that can be kept together where their penalty is inf, got a value of "
+            f"{(over * size)[broken[0]]:.3g} above 0 for constraint {broken[0]}. Give it a finite penalty to get slack."
+        )
+    return found
 
 
 def _checked(objective: Any, constraints: Any, penalty: Any) -> tuple[Quadratics, np.ndarray]:
@@ -235,20 +244,22 @@ def _checked(objective: Any, constraints: Any, penalty: Any) -> tuple[Quadratics
     for m, row in enumerate(rows):
         ok = isinstance(row, (tuple, list)) and len(row) in (3, 4)
         require(ok, f"constraint {m}", "(b, a, t), or (b, a, t, l) with a coefficient of ‖ω‖₁", row)
-    vectors = [np.asarray(row[1], np.float64) for row in rows]
+    whose = lambda name, m: f"{name}0" if m == 0 else f"{name} of constraint {m}"
+    vectors = [_numbers(whose("a", m), row[1]) for m, row in enumerate(rows)]
     shape = vectors[0].shape
     require(len(shape) == 1 and shape[0] > 0, "a0", "a vector", vectors[0])
     for m, vector in enumerate(vectors):
         require(vector.shape == shape, f"a of constraint {m}", f"{shape[0]} numbers, as a0 has", vector.shape)
         require(np.isfinite(vector).all(), "a0" if m == 0 else f"a of constraint {m}", "finite", vector)
-    whose = lambda name, m: f"{name}0" if m == 0 else f"{name} of constraint {m}"
     numbers = {"b": [row[0] for row in rows], "t": [row[2] for row in rows], "l": [(*row, 0.0)[3] for row in rows]}
     for name, column in numbers.items():
         for m, value in enumerate(column):
-            finite = np.ndim(value) == 0 and np.isfinite(np.float64(value))
-            require(finite and (name == "b" or value >= 0), whose(name, m), "a finite number of at least 0", value)
+            number = _numbers(whose(name, m), value)
+            ok = number.ndim == 0 and bool(np.isfinite(number)) and (name == "b" or float(number) >= 0)
+            wanted = "a finite number" + ("" if name == "b" else " of at least 0")
+            require(ok, whose(name, m), wanted, value)
     b, t, ell = (np.array(column, np.float64) for column in numbers.values())
-    c = np.asarray(penalty, np.float64)
+    c = _numbers("penalty", penalty)
     ok = c.shape in ((), (len(constraints),)) and bool((c > 0).all())  # which NaN is not
     require(ok, "penalty", "above 0, one for all or one for every constraint", penalty, symbol="c")
     if not t.any():
@@ -257,6 +268,16 @@ def _checked(objective: Any, constraints: Any, penalty: Any) -> tuple[Quadratics
             "minimum. Give the objective or a constraint a quadratic term."
         )
     return Quadratics(b, np.stack(vectors), t, ell if ell.any() else None), np.broadcast_to(c, (len(constraints),))
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    try:
+        got = np.asarray(value)
+        ok = got.dtype.kind in "fiu"
+    except ValueError:  # ragged
+        ok = False
+    require(ok, name, "real numbers", value)
+    return got.astype(np.float64)
 
 
 def _proximal(phi: Quadratics, c: np.ndarray) -> Solution:

@@ -154,6 +154,18 @@ def test_a_hard_bound_holds():
         (((np.ones(2), 1.0), [(1.0, np.array([1, np.inf]), 0.0)], 1.0), "a of constraint 1 must be finite"),
         (((np.ones(2), 1.0), [(1.0, np.ones(2), 0.0)], 0.0), r"penalty \(c\) must be above 0"),
         (((np.ones(2), 1.0), [(1.0, np.ones(2))], 1.0), "constraint 1 must be"),
+        (((np.ones(2), "x"), [(1.0, np.ones(2), 0.0)], 1.0), "t0 must be real numbers, got 'x'"),
+        ((([[1], [2, 3]], 1.0), [(1.0, np.ones(2), 0.0)], 1.0), "a0 must be real numbers"),
+        (((np.ones(2), 1.0), [(1.0, np.ones(2) * 1j, 0.0)], 1.0), "a of constraint 1 must be real numbers"),
+        (((np.ones(2), 1.0), [(1.0, np.ones(2), 0.0)], "x"), "penalty must be real numbers, got 'x'"),
+        (
+            ((np.ones(2), 1.0), [(1.0, np.zeros(2), 1.0)], math.inf),
+            "constraints must be ones that can be kept together",
+        ),
+        (
+            ((np.ones(1), 1.0), [(1.0, np.ones(1), 0.0), (1.0, -np.ones(1), 0.0)], math.inf),
+            "constraints must be ones that can be kept together where their penalty is inf, got a value of ",
+        ),
     ],
 )
 def test_bad_arguments(arguments, sentence):
