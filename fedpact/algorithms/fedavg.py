@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedpact.core.contract import Algorithm, Batch, standard_measures
@@ -81,6 +83,18 @@ def draw(batch: Batch, size: int, key: Any) -> Batch:
     """
     rows = jax.random.randint(key, (size,), 0, batch.rows.astype(jnp.int32))
     return Batch(batch.x[rows], batch.y[rows], jnp.full(size, batch.rows / size), batch.client)
+
+
+def check_draws(settings: Any) -> Callable[[np.ndarray], None]:
+    """The check of clients' numbers of rows against a batch drawn with replacement: some client must have so many."""
+
+    def check(sizes: np.ndarray) -> None:
+        most = int(sizes.max())
+        hint = "Leave it out: all rows cost less and have no noise."
+        ok = settings.batch is None or settings.batch <= most
+        require(ok, "batch", f"at most the {most} rows of the largest client", settings.batch, symbol="B", hint=hint)
+
+    return check
 
 
 class _Training(NamedTuple):
@@ -201,7 +215,7 @@ def build_local(settings: Any, problem: Any, *, mu: float) -> Algorithm:
         model=lambda server: server.w,
         combine="sum",
         notes={"gradients": "sum"} | ({} if settings.epochs is None else {"train_loss": "mean"}),
-        rows=check_batches(settings),
+        rows=check_draws(settings) if settings.epochs is None else check_batches(settings),
         needs=frozenset({"lipschitz"}) if by_lipschitz else frozenset(),
         inverts=by_lipschitz and mu == 0,
     )

@@ -144,7 +144,6 @@ def check_batches(settings: Any) -> Callable[[np.ndarray], None]:
             return
         client, least = int(sizes.argmin()), int(sizes.min())
         hint = "Use a smaller batch, or short=True to let such clients use all the rows they have."
-        hint = "Use a smaller batch, or leave it out for all rows." if getattr(settings, "epochs", 0) is None else hint
         name = f"at most the {least} rows of client {client}"
         require(False, "batch", name, settings.batch, symbol="B", hint=hint)
 

@@ -390,9 +390,10 @@ def test_bad_settings_of_epochs(kind, settings, said):
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedProx])
-def test_a_batch_of_more_rows_than_a_client_has_is_refused(kind):
+def test_a_batch_of_more_rows_than_any_client_has_is_refused(kind):
+    """Drawn with replacement it may have more than some."""
     federation = fp.data.synthetic(rows=20, features=2).split(how="sizes", sizes=[5, 15])
-    said = r"batch \(B\) must be at most the 5 rows of client 0, got 6\. Use a smaller batch, or leave it out"
+    said = r"batch \(B\) must be at most the 15 rows of the largest client, got 16\. Leave it out"
     with pytest.raises(InvalidArgument, match=said):
-        fp.Experiment(kind(steps=1, step=0.1, batch=6), fp.Logistic(), federation)
-    fp.Experiment(kind(steps=1, step=0.1, batch=5), fp.Logistic(), federation)
+        fp.Experiment(kind(steps=1, step=0.1, batch=16), fp.Logistic(), federation)
+    fp.Experiment(kind(steps=1, step=0.1, batch=15), fp.Logistic(), federation)
