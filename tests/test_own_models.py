@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -207,7 +208,8 @@ def test_a_model_is_loaded_with_a_problem_not_its_name(federation, tmp_path):
 def test_what_is_not_installed_is_named(monkeypatch):
     from fedpact.problems.torch import TorchNetwork
 
-    monkeypatch.setattr("importlib.import_module", lambda name: (_ for _ in ()).throw(ImportError))
+    nothing = SimpleNamespace(import_module=lambda name: (_ for _ in ()).throw(ImportError))
+    monkeypatch.setattr("fedpact.core.errors.importlib", nothing)
     makers = {
         "torch": lambda: TorchNetwork(lambda: None, shape=(64,)),
         "flax": lambda: fp.from_flax(None, (4,), 2),
