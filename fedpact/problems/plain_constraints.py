@@ -77,7 +77,7 @@ def plain_model(model: Any) -> dict[str, Any]:
     """A model by its name, with its options."""
     from fedpact.problems import PROBLEMS
 
-    name = next((name for name, cls in PROBLEMS.items() if isinstance(model, cls)), type(model).__name__)
+    name = next((name for name, cls in PROBLEMS.items() if type(model) is cls), type(model).__name__)
     return {"name": name, **(model.to_dict() if hasattr(model, "to_dict") else dataclasses.asdict(model))}
 
 
