@@ -87,6 +87,8 @@ def rounds_for(target: float, delta: float, event: Event) -> int:
             f"ε = {cost(event, 1, delta).epsilon:.6g} and {target!r} was asked for. Ask for more noise or a larger ε."
         )
     low = _rounds_by_rdp(target, delta, event)
+    if low == ROUNDS_MOST:
+        return low
     high, above = low, excess(low)
     while above <= 0:
         if high == ROUNDS_MOST:
