@@ -9,13 +9,14 @@ All are upper bounds, so the least of those that apply is reported. Which bound 
 
     gaussian           full closed form · poisson PLD · fixed RDP (Wang, Balle & Kasiviswanathan 2019) · truncated PLD
     laplace            full, poisson PLD
-    discrete_gaussian  full, poisson RDP: in many dimensions its Rényi divergences are those of the Gaussian (Canonne, Kamath &
-                       Steinke 2020), its hockey-stick divergences are not
+    discrete_gaussian  full, poisson RDP: in many dimensions its Rényi divergences are at most those of the Gaussian
+                       (Canonne, Kamath & Steinke 2020); of its hockey-stick divergences no such thing is known
     discrete_laplace   full, poisson PLD of the worst mechanism of its pure ε
 
-Replace-one is done here, never by dp-accounting's RDP, which forgets to double the sensitivity: `Event.ratio` is noise over
-sensitivity. On a Poisson sample, replacing ((1−q)A + qB against (1−q)A + qC) is bounded by joint convexity with adding at
-twice the sensitivity ((1−q)A + qC′ against A, where C′ lies 2C from A); Gaussian PLDs have their own, tighter form.
+Replace-one is done here, never by dp-accounting's RDP, which forgets to double the sensitivity: `Event.ratio` is noise
+over sensitivity. On a Poisson sample, replacing ((1−q)A + qB against (1−q)A + qC) is bounded by joint convexity with
+adding at twice the sensitivity ((1−q)A + qC′ against A, where C′ lies 2C from A); Gaussian PLDs have their own, tighter
+form.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def _epsilon(counts: frozenset[tuple[Event, int]], delta: float) -> Cost:
     best = min(found)
     if not math.isfinite(best.epsilon):
         raise InvalidArgument(
-            f"delta (δ) must be at least {PLD_LEAST_DELTA:g} for truncated sampling, which has no RDP bound, got {delta!r}."
+            f"delta (δ) must be at least {PLD_LEAST_DELTA:g} for truncated sampling, got {delta!r}. "
+            "Its only bound is a PLD, which is not exact enough below."
         )
     return best
 
@@ -123,7 +125,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def _total(counts: Iterable[tuple[Event, int]]) -> Array:
-    return np.sum([count * rdp(event) for event, count in counts], axis=0)
+    return np.asarray(sum(count * rdp(event) for event, count in counts))
 
 
 @lru_cache(maxsize=512)
@@ -148,7 +150,7 @@ def _rdp(event: Event) -> Array:
 def _rdp_unsampled(event: Event, orders: Array) -> Array:
     pure = 1 / event.ratio
     if event.mechanism in ("gaussian", "discrete_gaussian"):
-        return orders / (2 * event.ratio**2)
+        return np.asarray(orders / (2 * event.ratio**2))
     concentrated = np.minimum(pure, orders * pure**2 / 2)  # of any mechanism of pure ε (Bun & Steinke 2016)
     if event.mechanism == "discrete_laplace":
         return concentrated
@@ -176,7 +178,8 @@ def _rdp_of_library(event: Event) -> Array:
         found = RdpAccountant(ORDERS, relation).compose(sampled).rdp
     finally:
         logger.setLevel(before)
-    return np.where(np.isnan(found), np.inf, np.maximum(found, 0.0)) + RDP_SLACK / (np.asarray(ORDERS) - 1)
+    safe: Array = np.where(np.isnan(found), np.inf, np.maximum(found, 0.0))
+    return safe + RDP_SLACK / (np.asarray(ORDERS) - 1)
 
 
 def _rdp_poisson(event: Event) -> Array:

@@ -61,8 +61,8 @@ class Budget:
             name = "every client" if who == EVERYONE else f"client {who!r}"
             raise BudgetSpent(
                 f"budget (ε) must cover the next release, got ε = {then:.6g} for {name} after it where "
-                f"{self.epsilon:g} at δ = {self.delta:g} was granted for hiding a {self.unit} from the {self.adversary}, "
-                f"and {spent:.6g} is spent. Stop here: nothing was released."
+                f"{self.epsilon:g} at δ = {self.delta:g} was granted for hiding a {self.unit} from the "
+                f"{self.adversary}, and {spent:.6g} is spent. Stop here: nothing was released."
             )
 
 

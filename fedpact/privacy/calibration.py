@@ -1,8 +1,8 @@
 """Of (ε, δ), noise and rounds, give two and get the third; always on the safe side.
 
-The ε of T like releases falls with the noise and rises with T. The noise is found to a relative 1e-4 and is the upper end
-of the bracket, whose ε was computed and is at most the one asked for; the rounds are the largest whose ε was computed and
-is at most the one asked for.
+The ε of T like releases falls with the noise and rises with T. The noise is found to a relative 1e-4 and is the upper
+end of the bracket, whose ε was computed and is at most the one asked for; the rounds are the largest whose ε was
+computed and is at most the one asked for.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpact.core.errors import InvalidArgument, is_count, is_number, require, require_one_of
-from fedpact.privacy.mechanisms import MECHANISMS, STEPS_MOST, lattice_sensitivity
+from fedpact.privacy.discrete import STEPS_MOST
+from fedpact.privacy.mechanisms import MECHANISMS, lattice_sensitivity
 
 #: Which data sets count as neighbours, and how many clipping bounds apart their sums are.
 RELATIONS = {"add-remove": 1.0, "replace-one": 2.0}

@@ -7,9 +7,9 @@ those three. `ledger.head` holds how many lines were synced and the last one's h
 
 so that after a kill at any point the ledger holds at least what was sent. What is found on opening means:
 
-    a last line without its newline, or no JSON, beyond the head's count   torn: never released, cut off
-    whole lines beyond the head's count                                    synced, maybe not released: kept as spent
-    fewer lines than the head's count, or no head                          shortened: refused
+    a last line without its newline, or no JSON, beyond the head's lines   torn: never released, cut off
+    whole lines beyond the head's lines                                    synced, maybe not released: kept as spent
+    fewer lines than the head's lines, or no head                          shortened: refused
     a line whose number, link or hash is wrong                             edited or reordered: refused, with the line
 
 Whoever edits ledger and head together leaves no trace in the two; `Ledger(…, seen=head)` with a head that was kept
@@ -102,7 +102,7 @@ class Release:
 class Head(NamedTuple):
     """How far a ledger goes: its lines and the last one's hash. A checkpoint keeps it to find a shortened ledger."""
 
-    count: int = 0
+    lines: int = 0
     hash: str = START
 
 
@@ -185,7 +185,7 @@ class Ledger:
         new, lines, head = self._new(releases), [], self.head
         hashes: list[str] = []
         for release in new:
-            line, own = _line(head.count + len(hashes) + 1, hashes[-1] if hashes else head.hash, release)
+            line, own = _line(head.lines + len(hashes) + 1, hashes[-1] if hashes else head.hash, release)
             lines.append(line)
             hashes.append(own)
         if not new:
@@ -194,7 +194,7 @@ class Ledger:
             with writing(self.path.parent):
                 _write_all(self._handle, b"".join(lines))
                 os.fsync(self._handle)
-            self._write_head(Head(head.count + len(hashes), hashes[-1]))
+            self._write_head(Head(head.lines + len(hashes), hashes[-1]))
         except BaseException:
             self.close()  # how much of it is on the disk is not known: open it again to find out
             raise
@@ -220,15 +220,8 @@ class Ledger:
         return list(found.values())
 
     def _open(self) -> None:
-        folder = self.path.parent
-        make_folder(folder)
-        head = folder / HEAD
-        with writing(folder):
-            fresh = not self.path.exists()
-            if fresh and not head.exists():
-                write_json(head, Head()._asdict())  # before the first line: lines without a head were shortened
-            if fresh and _read_head(head).count:
-                return  # `_load` refuses it; make no file
+        make_folder(self.path.parent)
+        with writing(self.path.parent):
             self._handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -239,7 +232,7 @@ class Ledger:
                 ) from None
             except OSError:  # a file system without locks
                 pass
-            sync_folder(folder)
+            sync_folder(self.path.parent)
 
     def _load(self, seen: Head | None) -> None:
         content = self.path.read_bytes() if self.path.is_file() else b""
@@ -247,8 +240,10 @@ class Ledger:
         if head is None and (content or self.read_only):
             what = f"a ledger without its {HEAD}" if content else "none"
             raise CheckpointError(f"ledger must be whole, got {what} at {self.path}. {MENDING}")
-        head = head or Head()
-        whole = self._read_lines(content, head.count)
+        if head is None:
+            head = Head()
+            self._write_head(head)  # before the first line: lines without a head were shortened
+        whole = self._read_lines(content, head.lines)
         for mark, name in ((head, HEAD), (seen, "the checkpoint")):
             if mark is not None:
                 self._require_mark(mark, name)
@@ -286,13 +281,13 @@ class Ledger:
         return end
 
     def _require_mark(self, mark: Head, name: str) -> None:
-        if self.head.count < mark.count:
+        if self.head.lines < mark.lines:
             raise CheckpointError(
-                f"ledger must have the {mark.count} lines that {name} says, got {self.head.count} in {self.path}: "
-                f"line {self.head.count + 1} is gone. {MENDING}"
+                f"ledger must have the {mark.lines} lines that {name} says, got {self.head.lines} in {self.path}: "
+                f"line {self.head.lines + 1} is gone. {MENDING}"
             )
-        if mark.count and self._hashes[mark.count - 1] != mark.hash:
-            raise _edited(self.path, mark.count, f"another than {name} says")
+        if mark.lines and self._hashes[mark.lines - 1] != mark.hash:
+            raise _edited(self.path, mark.lines, f"another than {name} says")
 
     def _write_head(self, head: Head) -> None:
         write_json(self.path.with_name(HEAD), head._asdict())
@@ -375,10 +370,10 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
 
 def _read_head(path: Path) -> Head:
     values = read_json(path, MENDING)
-    count, own = values.get("count"), values.get("hash")
-    if not is_count(count) or not isinstance(own, str):
-        raise CheckpointError(f"{HEAD} must have count and hash, got a damaged file {path}. {MENDING}")
-    return Head(int(str(count)), own)
+    lines, own = values.get("lines"), values.get("hash")
+    if not isinstance(lines, int) or not is_count(lines) or not isinstance(own, str):
+        raise CheckpointError(f"{HEAD} must have lines and hash, got a damaged file {path}. {MENDING}")
+    return Head(lines, own)
 
 
 def _edited(path: Path, number: int, what: str) -> CheckpointError:

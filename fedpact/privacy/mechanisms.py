@@ -1,11 +1,12 @@
 """Noise: the mechanisms by name, where their randomness comes from, and where in the federation the noise is added.
 
-    gaussian, laplace              floating-point noise; fine in simulation, attackable in the last bits of a real release
-    discrete_gaussian, -_laplace   integers on a lattice, drawn exactly (`discrete`); the choice for a real federation
+    gaussian, laplace              floating-point noise: for simulation; its last bits are attackable in a real release
+    discrete_gaussian, -_laplace   integers on a lattice, drawn exactly (`discrete`): for a real federation
 
 A release on the lattice of step g is g·(round(v/g) + X) with X an integer. Rounding moves every coordinate by at most
 g/2, on both of two neighbours, hence the sensitivity grows by g√d in the ℓ2 norm and by g·d in the ℓ1 norm, and a
-thousandth of that for the float division by g (`lattice_sensitivity`). The noise scale is a whole number of steps s, so that g = scale/s and no float enters the sampler.
+thousandth of that for the float division by g (`lattice_sensitivity`). The noise scale is a whole number of steps s,
+so that g = scale/s and no float enters the sampler.
 """
 
 from __future__ import annotations
@@ -89,15 +90,15 @@ def lattice_sensitivity(moved: float, step: float, dimension: int, norm: int) ->
 def noise(mechanism: str, scale: float, size: int, source: Source) -> Array:
     """`size` draws of floating-point noise of this scale (σ or b), from 53-bit uniforms of the source.
 
-    The last bits of such numbers tell more than the accountant counts: release on a lattice (`release`) where they leave
-    the machine.
+    The last bits of such numbers tell more than the accountant counts: release on a lattice (`release`) where they
+    leave the machine.
     """
     require_one_of("mechanism", mechanism, [name for name, kind in MECHANISMS.items() if not kind.lattice])
     require(is_number(scale) and scale > 0, "scale", "a positive number", scale)
     require(is_count(size), "size", "an integer of at least 0", size)
     half = (source.below(1 << 53, size) + 0.5) * 2.0**-54  # in (0, ½)
     tail = -ndtri(half) if mechanism == "gaussian" else -np.log(2 * half)
-    return scale * tail * (1 - 2 * source.below(2, size))
+    return np.asarray(scale * tail * (1 - 2 * source.below(2, size)))
 
 
 def release(mechanism: str, values: Array, scale: float, steps: int, source: Source) -> Array:
