@@ -13,7 +13,7 @@ import fedpact
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-NAMES = {"scikit-learn": "sklearn"}
+NAMES = {"scikit-learn": "sklearn", "dp-accounting": "dp_accounting"}
 EXTRAS = {"torch", "flax", "equinox"}
 TOOLS = {"pytest-xdist", "ruff", "mypy"}  # run, not imported
 

@@ -155,7 +155,8 @@ def _rdp_unsampled(event: Event, orders: Array) -> Array:
     if event.mechanism == "discrete_laplace":
         return concentrated
     excess = (orders - 1) * np.expm1(-(2 * orders - 1) * pure) / (2 * orders - 1)
-    return np.minimum(concentrated, pure + np.log1p(excess) / (orders - 1))  # Mironov 2017, Proposition 6
+    exact = pure + np.log1p(excess) / (orders - 1)  # Mironov 2017, Proposition 6
+    return np.asarray(np.minimum(concentrated, exact))
 
 
 def _rdp_of_library(event: Event) -> Array:
@@ -198,7 +199,8 @@ def _rdp_poisson(event: Event) -> Array:
         second = math.log(a * (a - 1) / 2) + 2 * math.log(q) + (a - 2) * math.log1p(-q) + base[0]
         found[a] = float(logsumexp(np.concatenate([[first, second], terms]))) / (a - 1)
     sampled = np.asarray([max(found[math.ceil(order)], 0.0) + RDP_SLACK for order in ORDERS])
-    return np.minimum(sampled, _rdp_unsampled(event, np.asarray(ORDERS, float)))  # sampling never costs
+    unsampled = _rdp_unsampled(event, np.asarray(ORDERS, float))
+    return np.asarray(np.minimum(sampled, unsampled))  # sampling never costs
 
 
 def rdp_epsilon(total: Array, delta: float) -> float:

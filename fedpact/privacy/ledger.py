@@ -238,8 +238,9 @@ class Ledger:
         content = self.path.read_bytes() if self.path.is_file() else b""
         head = _read_head(self.path.with_name(HEAD)) if self.path.with_name(HEAD).is_file() else None
         if head is None and (content or self.read_only):
-            what = f"a ledger without its {HEAD}" if content else "none"
-            raise CheckpointError(f"ledger must be whole, got {what} at {self.path}. {MENDING}")
+            if not self.path.is_file():
+                raise CheckpointError(f"{FILE} must be that of a private run, got none at {self.path}. Check the path.")
+            raise CheckpointError(f"ledger must be whole, got {self.path} without its {HEAD}. {MENDING}")
         if head is None:
             head = Head()
             self._write_head(head)  # before the first line: lines without a head were shortened
