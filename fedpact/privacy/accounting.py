@@ -25,6 +25,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -247,27 +248,31 @@ def _deviation(event: Event) -> float:
 
 
 def _pld(event: Event, count: int, interval: float) -> Any:
+    if event.mechanism == "gaussian" and not event.sampled:
+        return _one(replace(event, noise=event.noise / math.sqrt(count)), interval)
+    return _composed(_one(event, interval), count)
+
+
+@lru_cache(maxsize=64)
+def _one(event: Event, interval: float) -> Any:
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as library
 
-    replace = event.relation == "replace-one"
-    relation = NeighboringRelation.REPLACE_ONE if replace else NeighboringRelation.ADD_OR_REMOVE_ONE
+    replacing = event.relation == "replace-one"
+    relation = NeighboringRelation.REPLACE_ONE if replacing else NeighboringRelation.ADD_OR_REMOVE_ONE
     grid: dict[str, Any] = {"value_discretization_interval": interval, "use_connect_dots": True}
-    if event.mechanism == "gaussian" and not event.sampled:
-        return library.from_gaussian_mechanism(event.ratio / math.sqrt(count), **grid)
-    if event.sampling == "truncated":  # its PLD doubles the sensitivity of replace-one itself, as that of Poisson does
-        one = library.from_truncated_subsampled_gaussian_mechanism(
+    if event.mechanism == "laplace":
+        return library.from_laplace_mechanism(event.ratio, sampling_prob=event.rate, **grid)
+    if event.mechanism == "discrete_laplace":  # a discrete Laplace of sensitivity one has but two losses, ±pure:
+        return library.from_discrete_laplace_mechanism(  # the worst mechanism of this pure ε
+            1 / event.ratio, 1, sampling_prob=event.rate, **grid
+        )
+    # The library's Gaussian PLDs double the sensitivity of replace-one themselves.
+    if event.sampling == "truncated":
+        return library.from_truncated_subsampled_gaussian_mechanism(
             event.records, event.rate, event.cap, event.noise, neighboring_relation=relation, **grid
         )
-    elif event.mechanism == "gaussian":
-        one = library.from_gaussian_mechanism(
-            event.noise, sampling_prob=event.rate, neighboring_relation=relation, **grid
-        )
-    elif event.mechanism == "laplace":
-        one = library.from_laplace_mechanism(event.ratio, sampling_prob=event.rate, **grid)
-    else:  # two losses, ±pure: the worst mechanism of this pure ε, as a discrete Laplace of sensitivity one is
-        one = library.from_discrete_laplace_mechanism(1 / event.ratio, 1, sampling_prob=event.rate, **grid)
-    return _composed(one, count)
+    return library.from_gaussian_mechanism(event.noise, sampling_prob=event.rate, neighboring_relation=relation, **grid)
 
 
 def _composed(pld: Any, count: int) -> Any:

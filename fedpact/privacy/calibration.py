@@ -94,7 +94,8 @@ def rounds_for(target: float, delta: float, event: Event) -> int:
         if high == ROUNDS_MOST:
             return ROUNDS_MOST
         low, below = high, above
-        high = min(math.ceil(1.3 * high) + 1, ROUNDS_MOST)
+        grow = math.exp(min(max(-2 * above, 0.1), 2.5))  # as if ε grew with √T
+        high = min(math.ceil(grow * high) + 1, ROUNDS_MOST)
         above = excess(high)
     while high - low > 1:
         share = min(max(below / (below - above), 0.1), 0.9) if below > -50 else 0.5
