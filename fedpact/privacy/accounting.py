@@ -25,7 +25,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -44,6 +43,7 @@ PLD_LEAST_DELTA = 1e-10
 PLD_MARGIN = 1e-3
 PLD_CELLS = 20  # grid cells per deviation of one release's privacy loss: 0.02 % of ε, upwards
 PLD_WIDEST = 0.02
+PLD_MOST_EPSILON = 1000.0  # an RDP figure above it is reported as it is: the PLD takes minutes and promises nothing
 PLD_STAGE = 1000
 PLD_MOST = 2**20  # cells in all, roughly: with more, over some millions of releases, it takes too long
 #: Added to (α−1) times a Rényi divergence that comes from a sum of logarithms, for its rounding errors.
@@ -79,6 +79,8 @@ def _epsilon(counts: frozenset[tuple[Event, int]], delta: float) -> Cost:
         mu = math.sqrt(math.fsum(count / event.ratio**2 for event, count in counts))
         return Cost(gaussian_epsilon(mu, delta), delta, "closed form")
     found = [Cost(rdp_epsilon(_total(counts), delta), delta, "RDP")]
+    if PLD_MOST_EPSILON < found[0].epsilon < math.inf:
+        return found[0]
     with_pld = frozenset(item for item in counts if item[0].mechanism != "discrete_gaussian" and not _fixed(item[0]))
     if delta >= PLD_LEAST_DELTA and with_pld == counts:
         found.append(Cost(_pld_epsilon(counts, delta), delta, "PLD"))
@@ -212,7 +214,10 @@ def rdp_epsilon(total: Array, delta: float) -> float:
 
 
 def track(events: Iterable[Event], delta: float) -> Array:
-    """ε after each of these releases in their order, by RDP: quick, and somewhat above the reported figure."""
+    """ε after each of these releases in their order, by RDP: quick, and somewhat above the reported figure.
+
+    Infinite from the first truncated sample on, which RDP has no bound for.
+    """
     delta = check_delta(delta)
     total, found = np.zeros(len(ORDERS)), []
     for event in events:
@@ -249,12 +254,13 @@ def _deviation(event: Event) -> float:
 
 def _pld(event: Event, count: int, interval: float) -> Any:
     if event.mechanism == "gaussian" and not event.sampled:
-        return _one(replace(event, noise=event.noise / math.sqrt(count)), interval)
-    return _composed(_one(event, interval), count)
+        return _one(event, event.noise / math.sqrt(count), interval)
+    return _composed(_one(event, event.noise, interval), count)
 
 
 @lru_cache(maxsize=64)
-def _one(event: Event, interval: float) -> Any:
+def _one(event: Event, noise: float, interval: float) -> Any:
+    """The PLD of one such release with this noise."""
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as library
 
@@ -270,9 +276,9 @@ def _one(event: Event, interval: float) -> Any:
     # The library's Gaussian PLDs double the sensitivity of replace-one themselves.
     if event.sampling == "truncated":
         return library.from_truncated_subsampled_gaussian_mechanism(
-            event.records, event.rate, event.cap, event.noise, neighboring_relation=relation, **grid
+            event.records, event.rate, event.cap, noise, neighboring_relation=relation, **grid
         )
-    return library.from_gaussian_mechanism(event.noise, sampling_prob=event.rate, neighboring_relation=relation, **grid)
+    return library.from_gaussian_mechanism(noise, sampling_prob=event.rate, neighboring_relation=relation, **grid)
 
 
 def _composed(pld: Any, count: int) -> Any:
