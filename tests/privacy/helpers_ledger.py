@@ -1,6 +1,6 @@
 """A process that spends, sends and is killed (SIGKILL) at a point of its own choosing; see test_ledger_kill.
 
-One line of JSON on stdin per life: {"folder", "point", "rounds"}. Each life is a fork, so that the imports are paid once.
+One line of JSON on stdin per life: {"folder", "point", "rounds"}. Each life is a fork: the imports are paid once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def live(folder: Path, point: str, rounds: int) -> None:
             if number == rounds - 1:
                 arm(point)
             ledger.spend(releases(number))
-            os.pwrite(sent, f"{number}\n".encode(), 0)  # what has left the machine, for the test to see
+            os.pwrite(
+                sent, f"{number}\n".encode(), 0
+            )  # `write` may be armed. What has left the machine, for the test to see
             if number == rounds - 1 and point == "after sending":
                 die()
 
@@ -40,8 +42,8 @@ def die(*_: object) -> None:
 def arm(point: str) -> None:
     real = {name: getattr(os, name) for name in ("write", "fsync", "replace")}
 
-    def half(handle, content):
-        real["write"](handle, content[: len(content) // 2])
+    def some(handle, content):
+        real["write"](handle, content[: len(content) // 4])
         die()
 
     def one_and_a_half(handle, content):
@@ -68,7 +70,7 @@ def arm(point: str) -> None:
     count = iter(range(99))
     patches = {
         "before writing": ("write", die),
-        "mid-line": ("write", half),
+        "mid-line": ("write", some),
         "mid-batch": ("write", one_and_a_half),
         "all but the newline": ("write", most),
         "after writing": ("write", written),
