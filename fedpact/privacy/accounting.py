@@ -3,6 +3,7 @@
     closed form   Gaussian releases without sampling: exact (Balle & Wang 2018), whatever their noise. μ² = Σ (Δ/σ)²
     PLD           privacy loss distributions of dp-accounting, rounded pessimistically: the figure that is reported
     RDP           Rényi divergences, which add up: what tracks a run round by round, and the figure where no PLD exists
+    pure          the sum of pure ε's, whatever δ: Laplace releases only, and the least for few of them
     PLD + RDP     both kinds in one list that neither can take whole: ε's add at δ/2 each
 
 All are upper bounds, so the least of those that apply is reported. Which bound an event has:
@@ -79,8 +80,10 @@ def _epsilon(counts: frozenset[tuple[Event, int]], delta: float) -> Cost:
         mu = math.sqrt(math.fsum(count / event.ratio**2 for event, count in counts))
         return Cost(gaussian_epsilon(mu, delta), delta, "closed form")
     found = [Cost(rdp_epsilon(_total(counts), delta), delta, "RDP")]
+    if all(event.mechanism in ("laplace", "discrete_laplace") for event, _ in counts):
+        found.append(Cost(math.fsum(count * _pure(event) for event, count in counts), delta, "pure"))
     if PLD_MOST_EPSILON < found[0].epsilon < math.inf:
-        return found[0]
+        return min(found)
     with_pld = frozenset(item for item in counts if item[0].mechanism != "discrete_gaussian" and not _fixed(item[0]))
     if delta >= PLD_LEAST_DELTA and with_pld == counts:
         found.append(Cost(_pld_epsilon(counts, delta), delta, "PLD"))
@@ -98,6 +101,12 @@ def _epsilon(counts: frozenset[tuple[Event, int]], delta: float) -> Cost:
 
 def _fixed(event: Event) -> bool:
     return event.sampling == "fixed" and event.rate < 1
+
+
+def _pure(event: Event) -> float:
+    """ln(1 + q(e^ε − 1)): the pure ε of a mechanism of pure ε on a Poisson sample."""
+    whole = 1 / event.ratio
+    return whole if event.rate == 1 or whole > 700 else math.log1p(event.rate * math.expm1(whole))
 
 
 # Closed form

@@ -394,3 +394,11 @@ def test_an_epsilon_in_the_thousands_is_told_at_once():
     mixed = epsilon({Event("gaussian", 0.05): 100_000, poisson(1, 0.1): 1}, DELTA)
     assert mixed.method == "RDP"
     assert mixed.epsilon > epsilon({Event("gaussian", 0.05): 100_000}, DELTA).epsilon > 1e7
+
+
+@pytest.mark.parametrize(("rate", "value"), [(1.0, 3 / 9), (0.5, 3 * math.log(0.5 + 0.5 * math.exp(1 / 9)))])
+def test_few_laplace_releases_cost_the_sum_of_their_pure_epsilons(rate, value):
+    cost = epsilon({poisson(9, rate, mechanism="laplace"): 3}, 1e-9)
+    assert cost.epsilon == pytest.approx(value, rel=1e-12)
+    assert cost.method == "pure"
+    assert epsilon({poisson(9, rate, mechanism="laplace"): 3}, 1e-3).epsilon < value

@@ -121,7 +121,8 @@ def test_a_ledger_per_client_and_the_worst(command, run):
     assert [row["client"] for row in found["worst"]] == ["north"]
     text = command("privacy", "ledger", "run/ledger.jsonl", "--delta", 1e-6).out
     assert "6 releases, the chain is whole" in text
-    assert "worst client for hiding a record from the server (add-remove): north, ε = 1.4" in text
+    figure = f"{epsilon({Event('gaussian', 5): 3}, 1e-6).epsilon:.6g}"
+    assert f"worst client for hiding a record from the server (add-remove): north, ε = {figure} at δ = 1e-06" in text
 
 
 def test_a_torn_line_is_told_and_left_alone(command, run):
