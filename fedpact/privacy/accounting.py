@@ -196,7 +196,7 @@ def _rdp_of_library(event: Event) -> Array:
 
 
 def _rdp_poisson(event: Event) -> Array:
-    """Any mechanism on a Poisson sample, from its Rényi divergences at whole orders (Zhu & Wang 2019, Theorem 5).
+    """Any mechanism on a Poisson sample, from its Rényi divergences at whole orders (Zhu & Wang 2019).
 
     Divergences grow with the order, so that of the next whole order serves for one between.
     """

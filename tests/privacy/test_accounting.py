@@ -402,3 +402,36 @@ def test_few_laplace_releases_cost_the_sum_of_their_pure_epsilons(rate, value):
     assert cost.epsilon == pytest.approx(value, rel=1e-12)
     assert cost.method == "pure"
     assert epsilon({poisson(9, rate, mechanism="laplace"): 3}, 1e-3).epsilon < value
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5])
+@pytest.mark.parametrize("size", [0.5, 2.0])
+def test_replacing_on_a_poisson_sample_is_worst_by_the_opposite(rate, size):
+    """The Gaussian PLD takes a record and its opposite for the worst pair: attacked in the plane."""
+    axis = np.linspace(-8, 8, 401)
+    x, y = np.meshgrid(axis, axis, indexing="ij")
+
+    def mixed(a, b):
+        return (1 - rate) * np.exp(-(x**2 + y**2) / 2) + rate * np.exp(-((x - a) ** 2 + (y - b) ** 2) / 2)
+
+    p, opposite = mixed(size, 0), mixed(-size, 0)
+    for angle in np.linspace(0, np.pi, 9):
+        for length in (0.5, 1.0):
+            q = mixed(length * size * np.cos(angle), length * size * np.sin(angle))
+            for loss in (0.0, 0.1, 0.5, 2.0):
+                claimed = np.maximum(p - math.exp(loss) * opposite, 0).sum()
+                assert np.maximum(p - math.exp(loss) * q, 0).sum() <= claimed * (1 + 1e-5)
+                assert np.maximum(q - math.exp(loss) * p, 0).sum() <= claimed * (1 + 2e-3)  # askew on the grid
+
+
+@pytest.mark.parametrize("order", [2.0, 3.0, 6.0])
+def test_sampled_discrete_gaussian_divergences_by_enumeration(order):
+    steps, moved, rate = 4, 5, 0.1
+    log_mass = -(np.arange(-120, 121) ** 2) / (2 * steps**2)
+    q = log_mass - logsumexp(log_mass)
+    p = np.logaddexp(math.log1p(-rate) + q, math.log(rate) + np.roll(q, moved))
+    inside = slice(10, -10)
+    truth = max(logsumexp((order * a + (1 - order) * b)[inside]) / (order - 1) for a, b in ((p, q), (q, p)))
+    noise = steps / moved  # σ over sensitivity, with rounding that adds next to nothing
+    bound = rdp(Event("discrete_gaussian", noise, "poisson", rate, steps=2**22, dimension=1))[ORDERS.index(order)]
+    assert truth * (1 - 1e-6) <= bound <= 3 * truth
