@@ -4,7 +4,7 @@ import jax as _jax
 
 _jax.config.update("jax_enable_x64", True)  # arrays have explicit dtypes; single and double live side by side
 
-from fedpact import data  # noqa: E402
+from fedpact import data, privacy  # noqa: E402
 from fedpact.algorithms import (  # noqa: E402
     SSCA,
     FedADMM,
@@ -24,6 +24,7 @@ from fedpact.algorithms import (  # noqa: E402
 )
 from fedpact.core import stop  # noqa: E402
 from fedpact.core.errors import (  # noqa: E402
+    BudgetSpent,
     CheckpointError,
     ClientError,
     DataError,
@@ -66,6 +67,7 @@ __all__ = [
     "CNN1",
     "CNN2",
     "SSCA",
+    "BudgetSpent",
     "CheckpointError",
     "ClientError",
     "ClientLoss",
@@ -120,6 +122,7 @@ __all__ = [
     "from_equinox",
     "from_flax",
     "optimum",
+    "privacy",
     "run",
     "stop",
     "trials",

@@ -435,3 +435,11 @@ def test_sampled_discrete_gaussian_divergences_by_enumeration(order):
     noise = steps / moved  # σ over sensitivity, with rounding that adds next to nothing
     bound = rdp(Event("discrete_gaussian", noise, "poisson", rate, steps=2**22, dimension=1))[ORDERS.index(order)]
     assert truth * (1 - 1e-6) <= bound <= 3 * truth
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_gaussians_beside_a_release_that_tells_nothing_cost_what_they_cost_alone(relation):
+    alone = epsilon({Event("gaussian", 6, relation=relation): 20}, DELTA)
+    beside = epsilon({Event("gaussian", 6, relation=relation): 20, poisson(1000, 0.01, relation): 1}, DELTA)
+    assert (alone.method, beside.method) == ("closed form", "PLD")
+    assert alone.epsilon <= beside.epsilon <= alone.epsilon * 1.003
