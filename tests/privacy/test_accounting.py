@@ -24,7 +24,7 @@ def by_rdp(counts, delta=DELTA):
     return rdp_epsilon(sum(count * rdp(event) for event, count in counts.items()), delta)
 
 
-GRID = np.linspace(-40, 40, 800_001)
+GRID = np.linspace(-40, 40, 400_001)
 
 
 def hockey_stick(p, q, loss):

@@ -40,7 +40,7 @@ def test_noise_for_a_reference_value(epsilon, rounds, kind, noise):
         (2.0, Event("gaussian", 1.9, "poisson", 0.05)),
         (1.0, Event("laplace", 10)),
         (3.0, Event("gaussian", 2, "fixed", 0.01, "replace-one")),
-        (3.0, Event("gaussian", 1, "truncated", 0.01, records=1000, cap=40)),
+        (3.0, Event("gaussian", 1, "truncated", 0.05, records=1000, cap=80)),
     ],
 )
 def test_one_round_more_would_not_fit(epsilon, event):
