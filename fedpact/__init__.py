@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
-    from fedpact import data
+    from fedpact import data, privacy
     from fedpact.algorithms import (
         SSCA,
         FedADMM,
@@ -31,6 +31,7 @@ if _TYPE_CHECKING:
     )
     from fedpact.core import stop
     from fedpact.core.errors import (
+        BudgetSpent,
         CheckpointError,
         ClientError,
         DataError,
@@ -73,6 +74,7 @@ __all__ = [
     "CNN1",
     "CNN2",
     "SSCA",
+    "BudgetSpent",
     "CheckpointError",
     "ClientError",
     "ClientLoss",
@@ -127,6 +129,7 @@ __all__ = [
     "from_equinox",
     "from_flax",
     "optimum",
+    "privacy",
     "run",
     "stop",
     "trials",
@@ -140,8 +143,8 @@ if "jax" in _sys.modules:
 _OF = {
     "fedpact.algorithms": "SSCA FedADMM FedAvg FedAvgStale FedEPM FedProx FedProxLocal FedSGD InexactADMM LocalSGD "
     "Scaffold SFedAvg SFedProx VerticalSGD VerticalSSCA",
-    "fedpact.core.errors": "CheckpointError ClientError DataError DatasetMissing FedpactError InvalidArgument "
-    "OutputError UnknownName",
+    "fedpact.core.errors": "BudgetSpent CheckpointError ClientError DataError DatasetMissing FedpactError "
+    "InvalidArgument OutputError UnknownName",
     "fedpact.core.participation": "Covering Everyone Fraction Independent Poisson Schedule",
     "fedpact.engines": "DebugEngine HostEngine LocalEngine",
     "fedpact.model": "Model",
@@ -150,7 +153,7 @@ _OF = {
     "fedpact.run": "Experiment Run Runs compare run trials",
 }
 _HOME = {name: module for module, names in _OF.items() for name in names.split()}
-_LAYERS = ("algorithms", "core", "data", "engines", "folder", "metrics", "model", "problems", "report")
+_LAYERS = ("algorithms", "core", "data", "engines", "folder", "metrics", "model", "privacy", "problems", "report")
 _MODULES = {**{name: f"fedpact.{name}" for name in _LAYERS}, "stop": "fedpact.core.stop"}
 
 

@@ -16,6 +16,7 @@ ALLOWED = {
     "algorithms": {"core", "problems", "algorithms"},
     "engines": {"core", "problems", "engines"},
     "data": {"core", "problems", "data"},
+    "privacy": {"core", "privacy"},
     "report": {"core", "report"},
 }
 

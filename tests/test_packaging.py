@@ -17,7 +17,7 @@ import fedpact
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-NAMES = {"scikit-learn": "sklearn"}
+NAMES = {"scikit-learn": "sklearn", "dp-accounting": "dp_accounting"}
 EXTRAS = {"torch", "flax", "equinox"}
 TOOLS = {"pytest-xdist", "ruff", "mypy"}  # run, not imported
 
@@ -80,9 +80,9 @@ assert not hasattr(fedpact, "nothing")
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks into /proc")
 @pytest.mark.parametrize("library", ["numpy", "jaxlib"])
 def test_ctrl_c_while_the_command_is_importing_ends_in_a_sentence(library):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedpact", "list"], stderr=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # jobs of the background are started deaf to it
+    command = [sys.executable, "-m", "fedpact", "list"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=heard)
     maps = Path(f"/proc/{process.pid}/maps")
     while library not in maps.read_text():
         assert process.poll() is None

