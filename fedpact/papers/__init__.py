@@ -37,9 +37,9 @@ def redraw(
     """
     _, draw = PAPERS[paper][figure]
     counted = "count" in inspect.signature(draw).parameters
-    hint = "The number of its runs is fixed."
+    hint, least = "The number of its runs is fixed.", 1 if paper == "ssca" else 2  # whose spread is drawn
     require(trials is None or counted, "trials", f"left out for {paper} {figure}", trials, hint=hint)
-    require(trials is None or trials >= 2, "trials", "an integer of at least 2", trials)
+    require(trials is None or trials >= least, "trials", f"an integer of at least {least}", trials)
     by_cell = "cells" in inspect.signature(draw).parameters
     for name, value in (("cell", cells), ("hours", hours)):
         require(
