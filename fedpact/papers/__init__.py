@@ -37,7 +37,7 @@ def redraw(
     """
     _, draw = PAPERS[paper][figure]
     counted = "count" in inspect.signature(draw).parameters
-    hint, least = "The number of its runs is fixed.", 1 if paper == "ssca" else 2  # whose spread is drawn
+    hint, least = "The number of its runs is fixed.", 1 if paper == "ssca" else 2  # others draw spreads
     require(trials is None or counted, "trials", f"left out for {paper} {figure}", trials, hint=hint)
     require(trials is None or trials >= least, "trials", f"an integer of at least {least}", trials)
     by_cell = "cells" in inspect.signature(draw).parameters
