@@ -191,7 +191,9 @@ class Constrained:
             value, gradient = grad.value_and_gradient(w, batch)
             return value[None], gradient.map(lambda g: g[None])
         values, pull = jax.vjp(lambda v: self.means(v, batch, counts), w)
-        return values, jax.vmap(pull)(jnp.eye(functions, dtype=values.dtype))[0]
+        # One after the other: all at once is a product over clients and functions, which takes twice the time on a CPU.
+        each = [pull(unit)[0] for unit in jnp.eye(functions, dtype=values.dtype)]
+        return values, jax.tree.map(lambda *g: jnp.stack(g), *each)
 
     def own_loss(self, w: Vector, batch: Batch) -> Any:
         """This client's mean loss."""
