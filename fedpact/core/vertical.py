@@ -320,6 +320,10 @@ def disclosure(layout: Layout, width: int, batch: int | None, functions: int, co
         else:
             found = solvable(batch, width, functions, foreign, equations)
             answer = "yes" if found else "no"
+            if equations and not found:
+                answer = f"not in one round; yes once rounds × {width * functions} reach the records"
+                often = -(-foreign // width)
+                answer += f", or of a record that was in {often} batches" if "sums" in equations else ""
             if who == "the server" and batch <= functions * width:
                 answer = "no, but the space that a batch's rows span"
         if who == "the closer":
@@ -338,7 +342,8 @@ def disclosure(layout: Layout, width: int, batch: int | None, functions: int, co
         text = (
             f"Others' raw features of a batch (B = {batch}, {sums}), by linear equations in a round's messages: "
             f"determined for {'; '.join(told[True]) or 'nobody'}; not for {'; '.join(told[False])}. Records that come "
-            "back add equations, and equations that are not linear are not counted."
+            "back add equations: over enough rounds the server with any client determines them; the table says when. "
+            "Equations that are not linear are not counted."
         )
     return Disclosure((f"{text} δ tells every client the labels.",), tuple(table))
 

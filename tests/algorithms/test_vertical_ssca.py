@@ -385,6 +385,31 @@ def test_rounds_with_the_same_records_add_equations(records, columns, rounds):
         assert (found == unknown) == solvable(records, 2, 1, unknown // records, equations, rounds)
 
 
+def test_what_rounds_add_to_a_batch_s_equations_is_told():
+    """Ten columns at the others, two sums a record, three functions; B = 7 is beyond 3·2."""
+    three = layout([[0], list(range(1, 6)), list(range(6, 11))])
+    rows = {
+        row["who"]: row["others' raw features, by linear equations"]
+        for row in disclosure(three, 2, 7, 3, "two-step").table
+    }
+    assert rows["the server and the closer"] == (
+        "not in one round; yes once rounds × 6 reach the records, or of a record that was in 5 batches"
+    )
+    assert rows["the server and another client"] == "not in one round; yes once rounds × 6 reach the records"
+    assert rows["the closer and another client"] == "no"
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_batches_that_overlap_add_up_to_all_records(rounds):
+    """Five records in batches of three, one sum a record: a round has one equation a column, five are wanted."""
+    rng = np.random.default_rng(rounds)
+    for many in (rounds, 5):
+        delta = np.zeros((many, 5))
+        for t in range(many):
+            delta[t, rng.choice(5, 3, replace=False) if t < 4 else [0, 1, 2]] = rng.normal(size=3)
+        assert (np.linalg.matrix_rank(delta) == 5) == solvable(5, 1, 1, 9, ("gradients",), many)
+
+
 def test_all_records_in_every_round_is_told():
     two = layout([[0, 1], [2, 3, 4]])
     table = disclosure(two, 1, None, 2, "two-step").table
