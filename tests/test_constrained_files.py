@@ -248,6 +248,7 @@ def test_columns_may_be_dealt_by_name(limited):
 # From the file to the report
 
 
+@pytest.mark.drill
 def test_a_constrained_file_runs_resumes_and_predicts(command, limited, tmp_path):
     done = command("run", limited, "--out", "run", "--set", "run.rounds=3")
     assert done.code == 0, done.err

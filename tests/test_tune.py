@@ -181,6 +181,7 @@ def test_a_wrong_candidate_is_refused_before_the_first_run(faked):
 # Real runs
 
 
+@pytest.mark.drill
 def test_scores_are_those_of_plain_runs(tmp_path):
     path = write_csv(tmp_path / "people.csv")
     dataset = fp.data.from_csv(path, "outcome", drop=["id", "site"], categorical="sex")
@@ -286,6 +287,7 @@ def test_a_setting_given_twice_has_all_its_values():
     assert _grid(["sigma=0.2", "k0=5", "algorithm.sigma=0.5,1"]) == {"sigma": [0.2, 0.5, 1], "k0": [5]}
 
 
+@pytest.mark.drill
 def test_the_files_other_settings_are_kept(people, capsys):
     arguments = ["tune", str(people), "--grid", "steps=1,2", "--rounds", "2", "--json", "--set", "run.timing=true"]
     assert main([*arguments, "--metric", "local_seconds"]) == 0

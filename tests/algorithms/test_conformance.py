@@ -417,7 +417,7 @@ def test_the_local_engine_runs_the_literal_loop(settings, run_once):
 @pytest.mark.parametrize(
     "name",
     [
-        quick(name, "fedepm", "fedadmm-batch")
+        quick(name, "fedadmm-batch")
         for name in ("fedepm", "scaffold", "fedsgd", "fedavg-epochs", "fedadmm-batch", "ssca-batch", "local_sgd-batch")
     ],
 )

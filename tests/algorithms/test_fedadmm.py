@@ -126,6 +126,7 @@ def theory(participation=1.0, rounds=1500, **changes):
     return ran(FedADMM.preset("theory", **EXACT | changes), participation=participation, rounds=rounds)
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("participation", [1.0, pytest.param(0.5, marks=pytest.mark.drill)])
 def test_under_theorem_1_v_goes_to_zero_and_theta_to_the_optimum(participation):
     history = theory(participation).history
@@ -137,6 +138,7 @@ def test_under_theorem_1_v_goes_to_zero_and_theta_to_the_optimum(participation):
     assert history.column("rho")[-1] > (1 + 5**0.5) * largest_lipschitz()
 
 
+@pytest.mark.drill
 def test_weights_by_rows_lead_to_the_optimum_of_all_rows():
     """Σ_i m (n_i/n) f_i = (m/n)(Σ losses + m (β/2)‖w‖²): one client with everyone's rows and seven times the β."""
     everyone = [tuple(np.concatenate(part) for part in zip(*parts(), strict=True))]
@@ -215,6 +217,7 @@ def literal_v(theta, clients, rho, alpha):
     return by_theta @ by_theta + total
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("weights", ["uniform", "rows"])
 def test_the_column_v_is_7(weights):
     """As the loop reads it: the clients' measures at the new θ, added up. With it the Lagrangian (3)."""

@@ -193,6 +193,7 @@ def test_without_its_proximal_term_clients_that_never_restart_are_on_their_own()
     assert relative(flat(moments[-1].clients_after[3].w), v) <= 1e-13
 
 
+@pytest.mark.drill
 def test_a_large_proximal_term_keeps_the_clients_together():
     spread = []
     for mu in (0.0, 1.0, 10.0):

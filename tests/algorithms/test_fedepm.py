@@ -493,6 +493,7 @@ def test_buckets_and_chunks_change_nothing(run_once):
             np.testing.assert_allclose(b.history.column(name), a.history.column(name), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.drill
 def test_trials_are_the_same_runs_one_by_one(run_once):
     """Two seeds in one program; the seed decides cohorts and noise."""
     options = {"participation": 0.4, "rounds": 4}

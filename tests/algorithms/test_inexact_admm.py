@@ -195,6 +195,7 @@ def test_theory_reaches_the_optimum_of_the_recorded_logistic_data(golden_folder,
     never_rises(recording(golden_folder, rho, rounds))
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("solver", ["gradient", pytest.param("lbfgs", marks=pytest.mark.drill)])
 def test_on_a_nonconvex_problem_the_lyapunov_value_falls_to_a_stationary_point(solver):
     """s_i = β/2 is known: σ_i = 2.6 r_i/m is above α_i(s_i + r_i/2), so Theorem 3.1 holds too."""
@@ -401,6 +402,7 @@ def test_solvers_stop_at_their_cap():
         assert np.isfinite(float(out.residual))
 
 
+@pytest.mark.drill
 def test_a_solver_of_the_user_s_is_plugged_in():
     """Newton's method on one client's subproblem; the run is that of the exact solver."""
 
@@ -511,6 +513,7 @@ def test_a_run_whose_steps_broke_the_residual_says_so():
     assert said.startswith("Up to 100% of a round's local steps broke (3.5)")
 
 
+@pytest.mark.drill
 def test_single_precision_has_a_floor_it_can_meet():
     history = fp.run(
         InexactADMM.preset("theory", nu=0.5), PROBLEM, byhand.federation(parts()), rounds=40, precision="single"

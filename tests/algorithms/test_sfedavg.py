@@ -175,6 +175,7 @@ def test_a_client_joins_with_its_lipschitz_constant_where_the_step_needs_it(kind
 # (b) a certificate
 
 
+@pytest.mark.drill
 def test_one_local_step_at_one_over_r_converges_to_the_optimum():
     """With k0 = 1 and equal clients it is gradient descent: f − f* ≤ 1e-12 after 1,500 rounds."""
     x, y = parts()[3]

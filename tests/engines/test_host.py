@@ -50,7 +50,7 @@ def stores(monkeypatch):
 # Some at once
 
 
-@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.drill)])
 def test_clients_step_together_to_the_same_numbers(count, reference):
     """Nine clients of 4 to 6 rows: the last group is filled up with copies, which do not count."""
     run = case.run(HostEngine(at_once=count))
