@@ -212,7 +212,7 @@ def fig4(study: Study, count: int | None) -> dict[str, Any]:
     )
     lines = {name: ([c for c, _ in points], [n for _, n in points], None) for name, points in curve.items()}
     draws = [partial(lines_over, lines, xlabel="training cost", ylabel="‖ω‖²", title=f"after {ROUNDS} rounds")]
-    drawn = panels(draws, study.folder / "fig4", columns=1, title="Model size against training cost, B = 100")
+    drawn = panels(draws, study.folder / "fig4", columns=1, title="Size against cost, B = 100", size=(5.5, 3.6))
     lead = LEAD.format(seeds=seeds) + f" λ from {LAMBDAS[0]:g} to {LAMBDAS[-1]:g} (the paper's is {PENALTY:g})."
     return study.finish("SSCA, Figure 4", lead, claims, {"Figure 4": drawn}, {"Ends": rows})
 
