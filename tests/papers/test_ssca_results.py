@@ -19,13 +19,11 @@ pytestmark = pytest.mark.drill
 LIMIT = 0.4
 
 
-# The recorded anchors: cross-entropy on all training rows, means of three seeds. That of Algorithm 3 with B = 10 is the
-# mean of eight seeds of a computation in NumPy (0.200 to 0.245; three other seeds were once recorded at 0.245).
+# The recorded anchors: cross-entropy on all training rows, means of three seeds
 
 ANCHORS = {
     "Algorithm 1, B=10": ("samples", SSCA.preset("printed-10"), {100: 0.346, 1000: 0.110}, 0.965),
     "Algorithm 1, B=100": ("samples", SSCA.preset("printed"), {100: 0.249, 1000: 0.065}, 0.973),
-    "Algorithm 3, B=10": ("features", VerticalSSCA.preset("printed-10"), {1000: 0.224}, None),
     "Algorithm 3, B=100": ("features", VerticalSSCA.preset("printed"), {100: 0.342, 1000: 0.111}, None),
     "Algorithm 3, B=1000": ("features", VerticalSSCA.preset("printed-1000"), {100: 0.246, 1000: 0.065}, None),
 }
@@ -44,6 +42,40 @@ def test_means_of_three_seeds_are_the_recorded_ones(name):
         assert mean == pytest.approx(anchor, rel=0.05), t
     if accuracy is not None:
         assert np.mean([run.history.last("test_accuracy") for run in runs]) == pytest.approx(accuracy, abs=0.005)
+
+
+def literal(seed, x, y, settings):
+    """Algorithm 3 on all columns at once, in NumPy, with batches and a start of its own: cross-entropy after 1,000."""
+    rng, b = np.random.default_rng(seed), math.sqrt(6 / 794)
+    w = [rng.uniform(-b, b, shape).astype(np.float32) for shape in ((784, 128), (128, 10))]
+    a, kappa, tau, power = [0.0, 0.0], 0.0, settings.tau, settings.rho_power
+    for t in range(1, 1001):
+        rows = rng.choice(len(y), settings.batch, replace=False)
+        z = x[rows] @ w[0]
+        s = 1 / (1 + np.exp(-z))
+        p = np.exp(z * s @ w[1])
+        p = (p / p.sum(1, keepdims=True) - np.eye(10)[y[rows]]) / len(rows)
+        delta = (p @ w[1].T) * (s + z * s * (1 - s))
+        g = [x[rows].T @ delta + 2e-5 * w[0], (z * s).T @ p + 2e-5 * w[1]]
+        rho, gamma = settings.rho / t**power, settings.gamma / t**power
+        a = [(1 - rho) * old + rho * (new - 2 * tau * v) for old, new, v in zip(a, g, w, strict=True)]
+        kappa = (1 - rho) * kappa + rho
+        w = [(1 - gamma) * v - gamma * old / (2 * tau * kappa) for v, old in zip(w, a, strict=True)]
+    z = x @ w[0]
+    scores = z / (1 + np.exp(-z)) @ w[1]
+    return np.mean(np.log(np.sum(np.exp(scores), axis=1)) - scores[np.arange(len(y)), y])
+
+
+def test_ten_records_a_round_end_where_a_literal_run_does():
+    """Three seeds were once recorded at 0.245; a run's cost swings by a tenth, so eight literal seeds are the measure."""
+    settings, mnist = VerticalSSCA.preset("printed-10"), fp.data.mnist()
+    x, y = np.asarray(mnist.x, np.float32) / 255, np.asarray(mnist.y).astype(int)
+    expected = np.mean([literal(seed, x, y, settings) for seed in range(8)])
+    runs = [
+        fp.run(settings, unconstrained(), federation("features"), rounds=1000, evaluate_every=1000, seed=seed)
+        for seed in range(3)
+    ]
+    assert np.mean([run.history.last("loss") for run in runs]) == pytest.approx(expected, rel=0.05)
 
 
 # The least norm below a cross-entropy, on 2,000 digits: convex, so an independent solver knows the answer
