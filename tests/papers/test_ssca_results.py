@@ -67,7 +67,7 @@ def literal(seed, x, y, settings):
 
 
 def test_ten_records_a_round_end_where_a_literal_run_does():
-    """Three seeds were once recorded at 0.245; a run's cost swings by a tenth, so eight literal seeds are the measure."""
+    """Recorded at 0.245 once; a run's cost swings by a tenth, so the mean of eight literal seeds is the measure."""
     settings, mnist = VerticalSSCA.preset("printed-10"), fp.data.mnist()
     x, y = np.asarray(mnist.x, np.float32) / 255, np.asarray(mnist.y).astype(int)
     expected = np.mean([literal(seed, x, y, settings) for seed in range(8)])
