@@ -23,6 +23,7 @@ Differs from the paper:
 - b_m and a_m start from 0, so they are κ = 1−Π(1−ρ) times a mean of what the rounds gave: they are divided by κ. The
   paper's (10) and Lemma 1 take κ for 1, which it is only if ρ^(1) = 1.
 - the sign of c̄ in (31), and the last case of Appendix C, are corrected (Lemma 1 is written for b + a·ω + τ‖ω‖² ≤ s).
+- c rises where a slack is left that has not halved since the last look, up to 1e12; Theorem 2 has any c_j ↑ ∞.
 - clients that do not take part are left out of the means; the paper has everyone in every round.
 - a bound ‖ω‖ ≤ bound (footnote 11), clients' own losses as constraints, batches in the order rows came (footnote 3).
 """
@@ -212,12 +213,12 @@ class SSCA(Settings):
             new = jax.tree.map(lambda a, b: jnp.where(total.weight > 0, a, b), new, server)._replace(round=t)
             return new, Info(rho, gamma, *told(model, new.price, new.multipliers, new.slacks))
 
-        def own_estimates(old: Estimates, w: Vector, told: Own, cohort: Any, rho: Any) -> Estimates:
+        def own_estimates(old: Estimates, w: Vector, sent: Own, cohort: Any, rho: Any) -> Estimates:
             """Each client's own loss, by its number; who did not take part keeps the estimate it had."""
-            place = jnp.where(cohort.mask, told.client, clients)  # beyond the end, where it is dropped
+            place = jnp.where(cohort.mask, sent.client, clients)  # beyond the end, where it is dropped
             put = lambda old, new: jnp.zeros_like(old).at[place].set(new, mode="drop")
             here = put(old.kappa, jnp.full(place.shape, rho))
-            return update(old, put(old.b, told.value), old.a.map(put, told.gradient), w, here, self.tau)
+            return update(old, put(old.b, sent.value), old.a.map(put, sent.gradient), w, here, self.tau)
 
         def measure(server: ServerState, client: ClientState, batch: Any) -> dict[str, Any]:
             return task.measure(model, server, batch, clients)

@@ -110,7 +110,7 @@ class VerticalSGD(Settings):
         layout: Layout = clients
         task = as_vertical(problem)
         split = Split.of(task.model)
-        told = disclosure(layout, split.width(layout), self.batch, 1, self.collection)
+        views = disclosure(layout, split.width(layout), self.batch, 1, self.collection)
         goal = Approximation(task.parts, None, 1.0, None)
         hint = "Constraints need vertical_ssca."
         require(not goal.constraints, "subject_to", "empty for vertical_sgd", task.subject_to, hint=hint)
@@ -159,7 +159,7 @@ class VerticalSGD(Settings):
             observe=lambda server: server,
             wire=lambda w, rows: traffic(layout, split, w, self.batch or rows, 1, self.collection),
             rows=lambda sizes: check_records(self.batch, int(sizes[0])),
-            notices=told.notices,
-            tables={WHO: told.table},
+            notices=views.notices,
+            tables={WHO: views.table},
             breakdown=overflow(layout),
         )

@@ -267,8 +267,8 @@ def next_price(settings: Any, price: Price, slacks: Any, t: Any) -> Price:
     slack = jnp.max(slacks, initial=0.0).astype(price.slack.dtype)
     look = t % settings.patience == 0
     due = look & (slack > SLACK) & (slack > price.slack / 2)
-    grown = jnp.clip(settings.growth * price.penalty, price.penalty, MOST_PENALTY)
-    penalty = jnp.where(due, jnp.maximum(grown, price.penalty), price.penalty)
+    grown = jnp.maximum(jnp.minimum(settings.growth * price.penalty, MOST_PENALTY), price.penalty)
+    penalty = jnp.where(due, grown, price.penalty)
     return Price(penalty, jnp.where(look, slack, price.slack))
 
 
