@@ -165,6 +165,7 @@ def test_bytes_of_your_own_arrays_are_numbers_in_training_and_in_prediction(tmp_
 # Trials
 
 
+@pytest.mark.drill
 def test_trials_of_a_column_by_name_are_those_of_their_own_splits():
     rng = np.random.default_rng(2)
     x = rng.normal(size=(60, 2)) * [1, 10] + [0, 5]

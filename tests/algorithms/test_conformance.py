@@ -417,7 +417,7 @@ def test_the_local_engine_runs_the_literal_loop(settings, run_once):
 @pytest.mark.parametrize(
     "name",
     [
-        quick(name, "fedadmm-batch")
+        quick(name, "fedavg-epochs")
         for name in ("fedepm", "scaffold", "fedsgd", "fedavg-epochs", "fedadmm-batch", "ssca-batch", "local_sgd-batch")
     ],
 )

@@ -321,6 +321,7 @@ def test_a_bound_holds_with_constraints_too():
     assert float(bounded.multipliers[1]) > 0, "the bound's own"
 
 
+@pytest.mark.drill
 def test_the_residual_counts_an_active_bound():
     """The same minimum as with the bound as a constraint, and a residual as small."""
     federation = byhand.federation(rows_of_three_classes(), ("a", "b", "c"))
@@ -447,6 +448,7 @@ def test_rounds_are_algorithm_2_literally():
     assert history.column("penalty")[15] > 30.0, "the case must raise the penalty"
 
 
+@pytest.mark.drill
 def test_constraints_of_every_kind_are_met():
     """The unconstrained minimiser breaks every one of them (by SciPy)."""
     goal = lambda w: read_at(w)["objective"]

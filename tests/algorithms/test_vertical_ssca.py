@@ -456,6 +456,7 @@ def test_the_report_says_it():
         assert len(algorithm.tables["What parties can solve for, alone and in pairs"]) == (1 if s == settings else 7)
 
 
+@pytest.mark.drill
 def test_streams_are_read_in_order():
     """Five of twelve records a round: 0 to 4, 5 to 9, 10 to 2. The values sent are the loss on those."""
     x, y = records()

@@ -59,6 +59,7 @@ def test_clients_step_together_to_the_same_numbers(count, reference):
         np.testing.assert_allclose(run.history.column(name)[1:], reference.history.column(name)[1:], rtol=1e-12)
 
 
+@pytest.mark.drill
 def test_left_out_the_number_is_measured_and_remembered(reference, tmp_path, monkeypatch):
     monkeypatch.setattr(host, "cache_folder", lambda: tmp_path)
     (tmp_path / "at_once.json").write_text("{torn")
