@@ -15,6 +15,7 @@ name = "adult"                        # what tables call the run (default: the a
              # engine = { name = "host", at_once = 1, spill = true }   telemetry = "test" or "all"
 [stop]       gradient = 1e-6  variance = 1e-8  seconds = 60  rising = 4    # any of them ends the run
              # target = { column = "accuracy", value = 0.9, above = true }
+[privacy]    clip = 1.0  epsilon = 3.0  delta = 1e-5                       # or noise = 5.0; way, mechanism, relation, …
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from fedpact.core.settings import Settings, called
 from fedpact.core.stop import GradientNorm, Rising, Rule, Seconds, Target, Variance, any_of
 from fedpact.core.vertical import Layout
 from fedpact.engines import ENGINES
+from fedpact.privacy.private import Private
 from fedpact.problems import PROBLEMS, Logistic
 from fedpact.run import Experiment
 
-TABLES = ("data", "split", "problem", "algorithm", "run", "stop")
+TABLES = ("data", "split", "problem", "algorithm", "run", "stop", "privacy")
 RUN_KEYS = ("participation", "rounds", "seed", "evaluate_every", "precision", "engine", "timing", "telemetry")
 SCHEMES: dict[str, type] = {
     "everyone": Everyone,
@@ -128,7 +130,8 @@ def build(values: Mapping[str, Any]) -> tuple[Experiment, str | None]:
     run = _run(tables["run"])
     stop = _stop(tables["stop"])
     federation = _federation(tables["data"], tables["split"])
-    return Experiment(settings, problem, federation, stop=stop, **run), name
+    private = called("[privacy]", Private, tables["privacy"]) if "privacy" in values else None
+    return Experiment(settings, problem, federation, stop=stop, privacy=private, **run), name
 
 
 def _federation(source: dict[str, Any], split: dict[str, Any]) -> Any:

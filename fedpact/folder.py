@@ -4,6 +4,7 @@ experiment.json   the experiment file, where there was one        config.json   
 environment.json  versions and machine                            history.csv    a row per round, as it grows
 checkpoint-*.bin  the last two                                    model.bin, report.html, result.json   at the end
 clients/          the clients' states, where the engine keeps them on the host
+ledger.*          what a private run has released (`privacy.ledger`), before it is released
 .lock             held by the process that runs here; the system lets go of it however the process ends
 """
 
@@ -28,6 +29,7 @@ from fedpact.core.files import append_synced, json_text, make_folder, read_json,
 from fedpact.core.history import TELEMETRY, History
 from fedpact.core.stop import Outcome
 from fedpact.model import Model, problem_name, trained
+from fedpact.privacy.ledger import Head, Ledger
 
 #: Seconds of computing between two checkpoints.
 CHECKPOINT_SECONDS = 5.0
@@ -142,6 +144,8 @@ class RunFolder:
         self._absent = not folder.exists()
         self._lock: Any = None
         self._ended = resuming  # whether the end of a shorter run may be here
+        self._ledger: Ledger | None = None  # of a private run
+        self._seen: Head | None = None
         if resuming and folder.is_dir() and not (_is_new(folder) or _is_run(folder)):
             raise _not_a_run(folder)
         if resuming or _is_new(folder) or (folder / LOCK).exists():
@@ -165,8 +169,16 @@ class RunFolder:
             self.abandon()
         self.close()
 
+    def ledger(self) -> Ledger:
+        """The run's privacy ledger, verified, with what the checkpoint has seen of it."""
+        if self._ledger is None:
+            self._ledger = Ledger(self.folder, seen=self._seen)
+        return self._ledger
+
     def close(self) -> None:
         """Let go of the folder."""
+        if self._ledger is not None:
+            self._ledger.close()
         if self._lock is not None:
             self._lock.close()
 
@@ -206,6 +218,7 @@ class RunFolder:
         with csv.open("rb") as rows:
             text = rows.read(found.history_bytes)
         self._text.update(text)
+        self._seen = None if found.ledger is None else Head(*found.ledger)
         if found.history_digest not in ("", self._text.hexdigest()):
             raise CheckpointError(
                 f"{csv} must be as the run wrote it, got one that was edited. Put it back, or delete the checkpoints "
@@ -242,7 +255,8 @@ class RunFolder:
 
     def abandon(self) -> None:
         """After a failure: leave nothing of a run that never began. What was there before, or has rounds, stays."""
-        if not self._new or (self.folder / "history.csv").exists():
+        spent = self._ledger is not None and self._ledger.head.lines > 0
+        if not self._new or spent or (self.folder / "history.csv").exists():
             return
         with contextlib.suppress(OSError):  # the failure that brought us here is the one to tell
             for path in self.folder.iterdir():
@@ -267,7 +281,8 @@ class RunFolder:
         carry, history, elapsed = self.last
         size = (self.folder / "history.csv").stat().st_size
         text = self._text.hexdigest()
-        checkpoint.save(self.folder, jax.device_get(carry), self.settings, history.rounds, size, elapsed, text)
+        head = None if self._ledger is None else self._ledger.head
+        checkpoint.save(self.folder, jax.device_get(carry), self.settings, history.rounds, size, elapsed, text, head)
         self.saved_at, self.last = elapsed, None
 
     def finish(self, result: Any) -> None:
@@ -311,6 +326,7 @@ def record(run: Any) -> dict[str, Any]:
         "coefficients": run.coefficients,
         "notices": run.notices,
         "tables": run.tables,
+        **({} if run.privacy is None else {"privacy": run.privacy}),
     }
 
 
@@ -354,6 +370,7 @@ def load(folder: Path, problem: Any = None) -> dict[str, Any]:
         "tables": written["tables"],
         "metrics": written["metrics"],
         "least": written.get("least"),
+        "privacy": written.get("privacy"),
         "folder": folder,
     }
 

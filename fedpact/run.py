@@ -16,14 +16,17 @@ import jax
 import numpy as np
 import scipy.sparse
 
+from fedpact.algorithms import ALGORITHMS
 from fedpact.core import checkpoint
 from fedpact.core.contract import check_flat, check_needs
 from fedpact.core.driver import Finished, drive
 from fedpact.core.environment import cache_folder, environment
 from fedpact.core.errors import (
+    InvalidArgument,
     is_count,
     require,
     require_flags,
+    require_one_of,
     require_positive_int,
     unknown,
 )
@@ -40,10 +43,15 @@ from fedpact.engines import HostEngine, LocalEngine, as_engine
 from fedpact.folder import RunFolder, load
 from fedpact.metrics import has_held_out, held_out
 from fedpact.model import Model, as_host, plain_problem, problem_name, trained
+from fedpact.privacy.account import Account
+from fedpact.privacy.guard import Guard
+from fedpact.privacy.private import Plan, Private
+from fedpact.privacy.private import plan as worked_out
 from fedpact.problems import PROBLEMS, Constrained
+from fedpact.problems.clipping import check_clippable
 from fedpact.problems.conformance import check_conformance, check_methods, is_own
 from fedpact.problems.optimum import least
-from fedpact.report import Progress, curves, summary_table, write_report
+from fedpact.report import Progress, curves, lines_over, summary_table, write_report
 
 #: How the columns begin that say by how much a function exceeds its limit.
 LIMITED = ("constraint_", "worst_client")
@@ -71,6 +79,7 @@ class Experiment:
     engine: Any = None
     timing: bool = False
     telemetry: str | None = None
+    privacy: Private | None = None
 
     def __post_init__(self) -> None:
         require(isinstance(self.algorithm, Settings), "algorithm", "settings such as fedpact.FedEPM()", self.algorithm)
@@ -122,6 +131,8 @@ class Experiment:
         self.participation.check(self.seed, self.rounds, self.federation.clients)
         self._check_own()
         self.problem.check(self.federation)
+        private = self.privacy is None or isinstance(self.privacy, Private)
+        require(private, "privacy", "a Private, such as fedpact.Private(clip=1, epsilon=3)", self.privacy)
         loop = _loop(self)
         check_flat(loop.algorithm, self.problem, self.federation)
         if loop.algorithm.rows is not None:
@@ -169,7 +180,16 @@ class Experiment:
                 "telemetry": self.telemetry,
             },
             **({"fingerprints": hidden} if hidden else {}),  # of functions and arrays
+            **self._private_config(),
         }
+
+    def _private_config(self) -> dict[str, Any]:
+        plan = private_plan(self)
+        if plan is None or self.privacy is None:
+            return {}
+        unit, adversary = plan.claim
+        found = {"noise": plan.noise, "way": plan.theorem.way, "relation": plan.relation}
+        return {"privacy": self.privacy.to_dict() | found | {"unit": unit, "adversary": adversary}}
 
     def digest(self) -> str:
         """Of all that decides the numbers; the number of rounds may grow."""
@@ -194,6 +214,7 @@ class Run:
     metrics: dict[str, Any] | None = None
     folder: Path | None = None
     least: float | None = None  # the least possible objective, where it is convex and quickly found
+    privacy: dict[str, Any] | None = None  # of a private run: ε against rounds, by client
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], problem: Any = None) -> Run:
@@ -235,7 +256,16 @@ class Run:
     def report(self, folder: str | os.PathLike[str]) -> Path:
         """Write report.html and its plots."""
         lead = f"{self.name}: {self.outcome}."
-        return write_report([self], folder, title=self.name, lead=lead, minimum=self.least)
+        return write_report([self], folder, title=self.name, lead=lead, minimum=self.least, figures=_spent(self))
+
+
+def _spent(run: Run) -> dict[str, Any]:
+    """The figure of ε against rounds by client, of a private run."""
+    if run.privacy is None:
+        return {}
+    rounds = run.privacy["rounds"]
+    series = {name: (rounds, values, None) for name, values in run.privacy["epsilon"].items()}
+    return {"ε spent by client against rounds": lines_over(series, xlabel="round", ylabel="ε spent")}
 
 
 class Runs(list[Run]):
@@ -394,7 +424,13 @@ def trials(
 def _together(experiments: list[Experiment]) -> list[list[Experiment]]:
     """Those that share a program: all, unless a column by name is elsewhere or scaled otherwise in another split."""
     places = [_places(e.problem) for e in experiments]
-    return [experiments] if all(p == places[0] for p in places) else [[e] for e in experiments]
+    plans = [private_plan(e) for e in experiments]  # the noise is a constant of the program
+    same = all(p == places[0] for p in places) and all(_same(p, plans[0]) for p in plans)
+    return [experiments] if same else [[e] for e in experiments]
+
+
+def _same(one: Plan | None, other: Plan | None) -> bool:
+    return one is other or (one is not None and other is not None and one.noise == other.noise)
 
 
 def _places(problem: Any) -> list[Any]:
@@ -405,6 +441,8 @@ def _places(problem: Any) -> list[Any]:
 def _vectorised(experiments: list[Experiment], name: str | None) -> list[Run]:
     e, splits = experiments[0], [one.federation for one in experiments]
     loop = _loop(e)
+    plans = [private_plan(one) for one in experiments]
+    accounts = [Account(plan, one.seed) if plan else None for plan, one in zip(plans, experiments, strict=True)]
     finished = drive(
         loop,
         splits[:1] if all(split is splits[0] for split in splits) else splits,
@@ -413,8 +451,10 @@ def _vectorised(experiments: list[Experiment], name: str | None) -> list[Run]:
         [one.seed for one in experiments],
         e.rounds,
         PRECISIONS[str(e.precision)],
+        accounts=[account for account in accounts if account],
     )
-    return [_run(one, loop, end, name, None) for one, end in zip(experiments, finished, strict=True)]
+    ends = zip(experiments, finished, accounts, strict=True)
+    return [_run(one, loop, end, name, None, account) for one, end, account in ends]
 
 
 def _start(experiment: Experiment) -> Any:
@@ -431,22 +471,71 @@ def _loop(experiment: Experiment) -> Loop:
     layout = getattr(e.federation, "layout", None)  # of data split by features
     algorithm = e.algorithm.build(e.problem, clients if layout is None else layout, e.participation.rate(clients))
     check_needs(algorithm, e.problem)
-    return Loop(algorithm, e.problem, e.engine, e.stop or Never(), e.evaluate_every, e.timing, e.telemetry or "all")
+    plan = private_plan(e)
+    guard = None if plan is None else Guard(plan, e.problem, algorithm)
+    stop, telemetry = e.stop or Never(), e.telemetry or "all"
+    return Loop(algorithm, e.problem, e.engine, stop, e.evaluate_every, e.timing, telemetry, guard)
 
 
-def _run(e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Path | None) -> Run:
+def private_plan(experiment: Experiment) -> Plan | None:
+    """A private run worked out, or None where the run is not private."""
+    e, private = experiment, experiment.privacy
+    if private is None:
+        return None
+    way = _way(e.algorithm, private)
+    if way != "client":
+        check_clippable(e.problem)
+    clients = e.federation.clients
+    theorem = e.algorithm.private(way, e.problem, clients, e.participation.rate(clients), private.reach)
+    size = theorem.copies * _start(e).size
+    return worked_out(private, theorem, e.federation.sizes, size, e.participation, e.seed, e.rounds)
+
+
+def _way(algorithm: Settings, private: Private) -> str:
+    """Which of the algorithm's private modes: the one asked for, or its usual one."""
+    if not algorithm.ways:
+        able = ", ".join(f"{name} ({', '.join(cls.ways)})" for name, cls in ALGORITHMS.items() if cls.ways)
+        raise InvalidArgument(
+            f"algorithm must be one with a sensitivity theorem in a private run, got {algorithm.name}. "
+            f"Those that have one, and by which way: {able}."
+        )
+    if private.way is None:
+        return algorithm.ways[0]
+    require_one_of(f"way of {algorithm.name}", private.way, algorithm.ways)
+    return private.way
+
+
+def _run(
+    e: Experiment, loop: Loop, end: Finished, name: str | None, folder: Path | None, account: Account | None = None
+) -> Run:
     dataset = e.federation.dataset
     model = Model(trained(e.problem), as_host(end.model), dataset.schema, dataset.x.dtype == np.uint8)
     scores = held_out(model, e.federation) if has_held_out(e.federation) else None
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
     given = [*_unmatched(e.federation), *_uncovered(e, loop.algorithm)]
-    notices = [*loop.algorithm.notices, *given, *verdict, *_worse(e, end.history)]
+    spent = [] if account is None else account.statement()
+    notices = [*spent, *loop.algorithm.notices, *given, *verdict, *_worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
         remedy = f" To change that, {e.algorithm.remedy}."
         notices.append(f"The run stopped: {end.where}. {_kept(end.history)}{loop.algorithm.breakdown}{remedy}")
     label = name or e.algorithm.label
     tables = {heading: [dict(row) for row in rows] for heading, rows in loop.algorithm.tables.items()}
-    return Run(label, end.history, model, end.outcome, end.where, e.config(), notices, tables, scores, folder)
+    if account is not None and account.table():
+        tables["What privacy was spent"] = account.table()
+    spending = None if account is None else account.curves(end.history.rounds)
+    return Run(
+        label,
+        end.history,
+        model,
+        end.outcome,
+        end.where,
+        e.config(),
+        notices,
+        tables,
+        scores,
+        folder,
+        privacy=spending,
+    )
 
 
 def _kept(history: History) -> str:
@@ -519,6 +608,8 @@ def execute(
 def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None, progress: bool | None) -> Run:
     loop = _loop(experiment)
     begun = keeper.begun if keeper is not None else 0
+    plan = private_plan(experiment)
+    account = Account(plan, experiment.seed, keeper.ledger() if keeper is not None else None) if plan else None
     bar = Progress(experiment.rounds, name or experiment.algorithm.label, enabled=progress, start=begun)
 
     def after_block(carry: Any, history: History, elapsed: float) -> None:
@@ -538,10 +629,11 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
             PRECISIONS[str(experiment.precision)],
             resumed=keeper.resumed() if keeper is not None else None,
             after_block=after_block,
+            accounts=[account] if account else [],
         )
     finally:
         bar.close()
-    result = _run(experiment, loop, end, name, keeper.folder if keeper is not None else None)
+    result = _run(experiment, loop, end, name, keeper.folder if keeper is not None else None, account)
     if keeper is not None:
         result = _with_least(result, experiment, least(experiment.problem, experiment.federation))
         keeper.finish(result)

@@ -37,11 +37,21 @@ from jax import lax
 from fedpact.core.contract import Algorithm, standard_measures
 from fedpact.core.errors import is_number, require, require_flags, require_one_of
 from fedpact.core.keys import Purpose
+from fedpact.core.private import Packing, Theorem
 from fedpact.core.settings import Settings, check_schedule, scheduled
 from fedpact.core.telemetry import PRIMAL_DUAL, primal_dual_measures
 from fedpact.core.vector import Vector
 from fedpact.problems.solvers import Subproblem, lbfgs
-from fedpact.problems.training import Plan, Trained, check_batches, check_training, local_epochs, train
+from fedpact.problems.training import (
+    Plan,
+    Trained,
+    check_batches,
+    check_training,
+    local_epochs,
+    noised_steps,
+    train,
+    whole_upload,
+)
 
 STARTS, MESSAGES, SOLVERS = ("global", "local"), ("augmented", "double"), ("sgd", "gd", "lbfgs")
 NO_THEOREM = "Theorem 1 does not apply: it needs {needs}."
@@ -125,6 +135,7 @@ class FedADMM(Settings):
     weights: str = "uniform"  # α_i: "uniform" for 1, "rows" for m·n_i/n
 
     name: ClassVar[str] = "fedadmm"
+    ways: ClassVar = ("steps", "client")
     presets: ClassVar = {
         "paper": {"momentum": 0.5},
         "printed": {"start": "local", "message": "augmented"},
@@ -152,6 +163,15 @@ class FedADMM(Settings):
         many = self.accuracy if isinstance(self.accuracy, (tuple, list)) else (self.accuracy,)
         ok = self.accuracy is None or (len(many) > 0 and all(is_number(e) and e >= 0 for e in many))
         require(ok, "accuracy", "at least 0, one number or one per client", self.accuracy, symbol="ε_i")
+
+    def private(self, way: str, problem: Any, clients: int, rate: float, reach: float | None) -> Theorem:
+        """Noise in every local gradient, or on the whole upload."""
+        fixed = {} if self.rho != "lipschitz" else {"rho": 0.01}
+        if way == "client":
+            require(not fixed, "rho", "a number in a private run", self.rho, symbol="ρ", hint="Say rho=0.01.")
+            return whole_upload()
+        solver = self.solver if self.solver != "lbfgs" else "sgd"
+        return noised_steps(self, accuracy=None, solver=solver, **fixed)
 
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
         """Algorithm 1 for m clients."""
@@ -254,6 +274,7 @@ class FedADMM(Settings):
             measure=measure,
             model=lambda server: server.theta,
             combine="sum",
+            packing=Packing(lambda msg, upload: upload.delta, lambda msg, v, count: Upload(v)),
             info=Info._fields,
             notes={"gradients": "sum", "epochs": "mean", "train_loss": "mean"}
             | ({} if epsilon is None and self.solver != "lbfgs" else {"accuracy_met": "max"}),

@@ -31,9 +31,18 @@ from jax import lax
 from fedpact.core.contract import Algorithm, Batch, standard_measures
 from fedpact.core.errors import is_number, require, require_one_of, require_positive_int, unknown
 from fedpact.core.keys import Purpose
+from fedpact.core.private import Packing, Theorem
 from fedpact.core.settings import Settings
 from fedpact.core.vector import Vector
-from fedpact.problems.training import Plan, check_batches, check_training, local_epochs, train
+from fedpact.problems.training import (
+    Plan,
+    check_batches,
+    check_training,
+    local_epochs,
+    noised_steps,
+    train,
+    whole_upload,
+)
 
 
 class ServerState(NamedTuple):
@@ -150,6 +159,7 @@ class FedAvg(Settings):
     short: bool = False  # with epochs: let a client with fewer rows than a batch use all it has
 
     name: ClassVar[str] = "fedavg"
+    ways: ClassVar = ("steps", "client")
     remedy: ClassVar[str] = "take shorter steps: a smaller scale"
     presets: ClassVar = {"lipschitz": {}, "rows": {"weights": "rows"}}
 
@@ -157,9 +167,26 @@ class FedAvg(Settings):
         self._plain()
         check_local(self)
 
+    def private(self, way: str, problem: Any, clients: int, rate: float, reach: float | None) -> Theorem:
+        """Noise in every local gradient, or on the whole upload."""
+        return private_local(self, way)
+
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
         """Local steps without a proximal term."""
         return build_local(self, problem, mu=0.0)
+
+
+def private_local(settings: Any, way: str) -> Theorem:
+    """The private modes that FedAvg and FedProx share."""
+    if way == "client":
+        hint = "A step size of 1/r_i is computed from the data."
+        require(settings.step != "lipschitz", "step", "a number in a private run", settings.step, symbol="γ", hint=hint)
+        hint = "The uploads are clipped and must weigh the same."
+        require(settings.weights == "uniform", "weights", '"uniform" for way client', settings.weights, hint=hint)
+        return whole_upload()
+    hint = "Local steps are noised where they are passes over the rows: give epochs, step and, for samples, batch."
+    require(settings.epochs is not None, "epochs", "given in a private run", None, symbol="E", hint=hint)
+    return noised_steps(settings)
 
 
 def build_local(settings: Any, problem: Any, *, mu: float) -> Algorithm:
@@ -214,6 +241,10 @@ def build_local(settings: Any, problem: Any, *, mu: float) -> Algorithm:
         measure=measure,
         model=lambda server: server.w,
         combine="sum",
+        packing=Packing(  # of equal weights: w_i − w
+            lambda msg, upload: upload.weighted - msg.w,
+            lambda msg, v, count: Upload(v + jnp.asarray(count, jax.tree.leaves(v.tree)[0].dtype) * msg.w, count),
+        ),
         notes={"gradients": "sum"} | ({} if settings.epochs is None else {"train_loss": "mean"}),
         rows=check_draws(settings) if settings.epochs is None else check_batches(settings),
         needs=frozenset({"lipschitz"}) if by_lipschitz else frozenset(),

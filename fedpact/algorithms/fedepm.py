@@ -43,6 +43,7 @@ from jax.flatten_util import ravel_pytree
 from fedpact.core.contract import Algorithm, standard_measures
 from fedpact.core.errors import is_number, require, require_positive_int
 from fedpact.core.keys import Purpose
+from fedpact.core.private import Theorem
 from fedpact.core.settings import Settings
 from fedpact.core.vector import Vector
 
@@ -226,6 +227,7 @@ class FedEPM(Settings):
     epsilon: float | None = None  # None: no noise; else the ε of (39)
 
     name: ClassVar[str] = "fedepm"
+    ways: ClassVar = ("once",)
     remedy: ClassVar[str] = (
         "raise mu0 (shorter local steps) and eta: the defaults suit columns of 2-norm 1; "
         "for standardised columns begin with mu0 = 10, eta = 1e-3"
@@ -241,11 +243,36 @@ class FedEPM(Settings):
         require(ok, "lam", "at least 0", self.lam, symbol="λ", hint="Leave it out for η/2.")
         check_noise(self.epsilon, self.mu0, self.c, self.alpha)
 
+    def _penalty(self, clients: int, rate: float) -> tuple[float, float]:
+        eta = paper_eta(clients, rate) if self.eta is None else self.eta
+        return eta, eta / 2 if self.lam is None else self.lam
+
+    def private(self, way: str, problem: Any, clients: int, rate: float, reach: float | None) -> Theorem:
+        """One clipped gradient a round at w, which everyone has; w_i starts from the message sent before.
+
+        soft is non-expansive, so two runs that share w, w_i⁰ and μ differ after a step of (20) by
+        D⁺ ≤ (μ̄ D + Δ)/(η + μ̄),  D = 0 at the start of a round and Δ = C/d_i, in the ℓ1 and in the ℓ2 norm.
+        """
+        hint = "μ must be public: with c above 0 it is computed from w_i."
+        require(self.c == 0, "c", "0 in a private run", self.c, symbol="c_i", hint=hint)
+        hint = "The noise of (39) is no privacy; the run's own takes its place."
+        require(self.epsilon is None, "epsilon", "left out in a private run", self.epsilon, symbol="ε", hint=hint)
+        eta, _ = self._penalty(clients, rate)
+
+        def moved(clip: float, rows: Any, t: Any) -> Any:
+            d = 0.0 * rows
+            for j in range(self.k0):
+                mu_bar = self.mu0 * self.alpha ** (t * self.k0 + j + 1.0) / rows
+                d = (mu_bar * d + clip / rows) / (eta + mu_bar)
+            return d
+
+        about = "One clipped gradient a round, at the broadcast model; clients keep what they sent (w_i = z_i)."
+        return Theorem("once", moved, about=about)
+
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
         """Algorithm 2 for m clients at participation rate ρ."""
         k0, mu0, c, alpha, epsilon = self.k0, self.mu0, self.c, self.alpha, self.epsilon
-        eta = paper_eta(clients, rate) if self.eta is None else self.eta
-        lam = eta / 2 if self.lam is None else self.lam
+        eta, lam = self._penalty(clients, rate)
 
         def center(z: Vector) -> Vector:
             return z.map(lambda a: elastic_net_center(a.reshape(a.shape[0], -1), lam, eta).reshape(a.shape[1:]))
@@ -304,6 +331,7 @@ class FedEPM(Settings):
             measure=measure,
             model=lambda server: server.w,
             combine="each",
+            commit=lambda msg, before, sent: ClientState(sent.z, before.r),
             info=Info._fields,
             notes={"gradients": "sum", "snr": "min", "noise_scale": "max"},
             notices=() if epsilon is None else (NO_GUARANTEE.format(epsilon=epsilon),),

@@ -21,9 +21,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedpact.algorithms.fedavg import build_local, check_local
+from fedpact.algorithms.fedavg import build_local, check_local, private_local
 from fedpact.core.contract import Algorithm
 from fedpact.core.errors import is_number, require
+from fedpact.core.private import Theorem
 from fedpact.core.settings import Settings
 
 
@@ -43,6 +44,7 @@ class FedProx(Settings):
     short: bool = False  # with epochs: let a client with fewer rows than a batch use all it has
 
     name: ClassVar[str] = "fedprox"
+    ways: ClassVar = ("steps", "client")
     remedy: ClassVar[str] = "take shorter steps: a smaller scale"
     presets: ClassVar = {"lipschitz": {}, "rows": {"weights": "rows"}}
 
@@ -50,6 +52,10 @@ class FedProx(Settings):
         self._plain()
         check_local(self)
         require(is_number(self.mu) and self.mu >= 0, "mu", "at least 0", self.mu, symbol="μ")
+
+    def private(self, way: str, problem: Any, clients: int, rate: float, reach: float | None) -> Theorem:
+        """Noise in every local gradient, or on the whole upload."""
+        return private_local(self, way)
 
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
         """Local steps with the proximal term."""

@@ -25,9 +25,18 @@ import jax.numpy as jnp
 from fedpact.core.contract import Algorithm, standard_measures
 from fedpact.core.errors import is_number, require
 from fedpact.core.keys import Purpose
+from fedpact.core.private import Packing, Theorem
 from fedpact.core.settings import Settings
 from fedpact.core.vector import Vector
-from fedpact.problems.training import Plan, check_batches, check_training, local_epochs, train
+from fedpact.problems.training import (
+    Plan,
+    check_batches,
+    check_training,
+    local_epochs,
+    noised_steps,
+    train,
+    whole_upload,
+)
 
 
 class ServerState(NamedTuple):
@@ -87,12 +96,17 @@ class Scaffold(Settings):
     eta: float = 1.0  # η_g, the server's step
 
     name: ClassVar[str] = "scaffold"
+    ways: ClassVar = ("steps", "client")
     presets: ClassVar = {"paper": {}}
 
     def __post_init__(self) -> None:
         self._plain()
         check_training(self)
         require(is_number(self.eta) and self.eta > 0, "eta", "above 0", self.eta, symbol="η_g")
+
+    def private(self, way: str, problem: Any, clients: int, rate: float, reach: float | None) -> Theorem:
+        """Noise in every local gradient, or on the whole upload."""
+        return whole_upload()._replace(copies=2) if way == "client" else noised_steps(self)
 
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
         """Algorithm 1, option II, for m clients."""
@@ -136,6 +150,10 @@ class Scaffold(Settings):
             measure=measure,
             model=lambda server: server.x,
             combine="sum",
+            packing=Packing(
+                lambda msg, upload: Vector({"model": upload.model.tree, "control": upload.control.tree}),
+                lambda msg, v, count: Upload(Vector(v.tree["model"]), Vector(v.tree["control"])),
+            ),
             info=Info._fields,
             notes={"gradients": "sum", "epochs": "mean", "train_loss": "mean"},
             rows=check_batches(self),

@@ -18,9 +18,13 @@ def add_privacy(commands: Any, add_json: Callable[[argparse.ArgumentParser], Non
     add_json(privacy)
     below = privacy.add_subparsers(title="commands", required=True, metavar="COMMAND", help="plan or ledger")
 
-    about = "Give two of --noise, --rounds and --epsilon (at --delta) and get the third."
+    about = "Give an experiment file, or two of --noise, --rounds and --epsilon (at --delta) and get the third."
     sub = below.add_parser("plan", help=about, description=about)
     sub.set_defaults(command=plan)
+    sub.add_argument("file", nargs="?", metavar="FILE", help="experiment file (TOML): what its private run would cost")
+    sub.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="changes", help="of the file: a changed setting"
+    )
     sub.add_argument(
         "--mechanism", default="gaussian", help="gaussian, laplace, discrete_gaussian or discrete_laplace (%(default)s)"
     )
@@ -54,6 +58,8 @@ def plan(options: argparse.Namespace) -> int:
     """`fedpact privacy plan …`."""
     from fedpact.privacy import Event, cost, noise_for, rounds_for
 
+    if options.file is not None:
+        return _plan_file(options)
     wanted = [name for name in ("epsilon", "noise", "rounds") if getattr(options, name) is None]
     if len(wanted) != 1:
         given = [f"--{name}" for name in ("epsilon", "noise", "rounds") if name not in wanted]
@@ -86,6 +92,49 @@ def plan(options: argparse.Namespace) -> int:
         f"ε = {found.epsilon:.6g} at δ = {found.delta:g} ({found.method}): {rounds} releases of {event.mechanism} "
         f"noise {noise:.6g} C, sampling {sample}, {event.relation} (sensitivity {event.sensitivity:.6g} C)"
     )
+    return 0
+
+
+def _plan_file(options: argparse.Namespace) -> int:
+    """`fedpact privacy plan FILE`: what the run would cost, before anything is released."""
+    from fedpact.experiment import build, read
+    from fedpact.privacy import epsilon
+    from fedpact.run import private_plan
+
+    named = ("noise", "rounds", "epsilon", "rate", "records", "cap", "steps", "dimension")
+    given = [f"--{name}" for name in named if getattr(options, name) is not None]
+    if given:
+        raise InvalidArgument(
+            f"plan of a file must have its settings in the file, got {' '.join(given)}. Use --set privacy.epsilon=3"
+        )
+    experiment, _ = build(read(options.file, options.changes))
+    made = private_plan(experiment)
+    if made is None:
+        raise InvalidArgument(
+            f"experiment must have a table [privacy], got {options.file!r} without. Add one, or: "
+            "--set privacy.clip=1 --set privacy.epsilon=3"
+        )
+    private, (unit, adversary) = made.private, made.claim
+    costs = {
+        kind: epsilon({kind[0]: kind[1]}, private.delta) for kind in made.counted(experiment.seed, experiment.rounds)
+    }
+    (event, times), found = max(costs.items(), key=lambda item: item[1].epsilon)
+    values = {"epsilon": found.epsilon, "delta": private.delta, "method": found.method, "noise": made.noise}
+    values |= {"clip": private.clip, "rounds": experiment.rounds, "releases": times, "way": made.theorem.way}
+    values |= {"mechanism": event.mechanism, "sampling": event.sampling, "rate": event.rate, "relation": event.relation}
+    values |= {"unit": unit, "adversary": adversary, "granted": private.epsilon, "about": made.theorem.about}
+    if options.json:
+        print(json_text(values), end="")
+        return 0
+    print(f"epsilon {found.epsilon:.6g}")
+    sample = event.sampling + (f" at rate {event.rate:g}" if event.sampling != "full" else "")
+    print(
+        f"ε = {found.epsilon:.6g} at δ = {private.delta:g} ({found.method}) after {experiment.rounds} rounds, for the worst "
+        f"client: {times} releases of {event.mechanism} noise {made.noise:.6g} C, C = {private.clip:g}, sampling {sample}, "
+        f"{event.relation}. A {unit} is hidden from the {adversary}. Way {made.theorem.way}: {made.theorem.about}"
+    )
+    if private.epsilon is not None and found.epsilon > private.epsilon:
+        print(f"The run would end before its last round: ε = {private.epsilon:g} is granted.")
     return 0
 
 

@@ -34,6 +34,7 @@ class Checkpoint(NamedTuple):
     leaves: list[np.ndarray]
     history_digest: str = ""
     versions: Mapping[int, int] = {}
+    ledger: tuple[int, str] | None = None  # lines and last hash of the privacy ledger
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -53,6 +54,7 @@ def save(
     history_bytes: int,
     elapsed: float,
     history_digest: str = "",
+    ledger: tuple[int, str] | None = None,
 ) -> Path:
     """Write the carry after a round; older checkpoints than the last two are removed afterwards."""
     store = _store(carry)
@@ -64,6 +66,8 @@ def save(
         "elapsed": elapsed,
     }
     header["history_digest"] = history_digest
+    if ledger is not None:
+        header["ledger"] = list(ledger)
     if store is not None:
         store.save(folder / FOLDER)
         header["versions"] = {str(client): version for client, version in store.versions.items()}
@@ -111,7 +115,13 @@ def load(folder: Path, settings: str, differs: str = "") -> Checkpoint | None:
     leaves = [arrays[name] for name in sorted(arrays)]
     versions = {int(client): version for client, version in header.get("versions", {}).items()}
     return Checkpoint(
-        header["round"], header["history_bytes"], header["elapsed"], leaves, header.get("history_digest", ""), versions
+        header["round"],
+        header["history_bytes"],
+        header["elapsed"],
+        leaves,
+        header.get("history_digest", ""),
+        versions,
+        tuple(header["ledger"]) if "ledger" in header else None,
     )
 
 

@@ -4,7 +4,7 @@
     init(w0, hellos)                              -> ServerState            hellos stacked over the clients
     broadcast(ServerState)                        -> Broadcast              everything the server sends
     client_step(Broadcast, ClientState, batch, grad, key) -> ClientState, Upload, Notes
-    commit(Broadcast, ClientState, released)      -> ClientState            once the server acknowledged the upload
+    commit(Broadcast, ClientState, released)      -> ClientState            private runs: from the state before the round
     server_step(ServerState, uploads, Cohort)     -> ServerState, Info      uploads stacked over the cohort
     measure(Broadcast, ClientState, batch)        -> dict of sums           telemetry; off the round's bill
 
@@ -181,7 +181,8 @@ class Algorithm(NamedTuple):
     reads: Mapping[str, str] = {}  # how each measure is read over all clients: "mean" unless said, or a key of READS
     observe: Callable[[Any], Any] | None = None  # what `measure` sees of the server where that is not the broadcast
     wire: Callable[..., Any] | None = None  # (w, rows): bytes up and down of a round where messages are not those three
-    commit: Callable[..., Any] | None = None
+    commit: Callable[..., Any] | None = None  # where the upload is noised: the state, from what was released only
+    packing: Any = None  # core.private.Packing, where the whole upload can be clipped
     admit: Callable[..., None] | None = None  # (hellos on the host, client numbers): raises for one it cannot work with
     rows: Callable[..., None] | None = None  # (every client's number of rows): raises for what it cannot work with
     coverage: str = ""  # the theorem that needs everyone to take part again and again, where there is one

@@ -23,7 +23,7 @@ from fedpact.core.history import TELEMETRY, History
 from fedpact.core.keys import client_key
 from fedpact.core.loop import GOING, NONFINITE, STOPPED, Carry, Drawn, Loop, draw
 from fedpact.core.participation import Schedule
-from fedpact.core.stop import Outcome
+from fedpact.core.stop import Never, Outcome
 
 BLOCK = 64
 BLOCK_SECONDS = 0.3
@@ -90,8 +90,12 @@ def drive(
     *,
     resumed: Resumed | None = None,
     after_block: Callable[[Carry, History, float], None] | None = None,
+    accounts: Sequence[Any] = (),
 ) -> list[Finished]:
-    """Run to the end: one trial per seed, all trials in one program. `after_block` sees every block's end."""
+    """Run to the end: one trial per seed, all trials in one program. `after_block` sees every block's end.
+
+    `accounts` (privacy.account.Account, one per seed) are asked before every block how many of its rounds may release.
+    """
     trials = len(seeds) > 1
     if trials and len(federations) == 1:
         federations = list(federations) * len(seeds)
@@ -114,18 +118,29 @@ def drive(
     capacities = None if given else loop.engine.capacities(data, participation.capacity(order.shape[1]), trials)
 
     first = {name: np.atleast_1d(np.asarray(value)) for name, value in row.items()}
+    if accounts:
+        first["privacy"] = np.zeros(len(seeds))
     histories = [_history(loop, first, i, wire) for i in range(len(seeds))]
     elapsed, done = 0.0, 0
     if resumed:
         carry, histories, elapsed = resumed.restore(carry), [resumed.history], resumed.elapsed
         done = resumed.history.rounds
     pace = 0.0  # seconds a round, from the last block; 0 before the first
+    spent_out = False
+    single = bool(accounts) and not isinstance(loop.stop, Never)  # a rule must not leave rounds paid and not run
     ready: dict[Any, Callable[..., Any]] = {}
     with _interruptible() as interrupt:
         while done < rounds and not interrupt.asked and np.any(np.asarray(carry.halt) == GOING):
             steps = min(
                 rounds - done, max(1, min(BLOCK, int(BLOCK_SECONDS / pace))) if pace else loop.engine.first_block
             )
+            asked = min(steps, 1) if single else steps
+            steps = min((account.fit(done, asked) for account in accounts), default=asked)
+            spent_out = steps < asked
+            if steps == 0:
+                break
+            for account in accounts:
+                account.spend(done, steps)
             drawn = _draw(participation, seeds, done, steps, order, capacities)
             cohorts = _stacked([d.cohorts for d in drawn]) if trials else drawn[0].cohorts
             args = (carry, data, cohorts, np.int64(steps), np.float64(elapsed), root)
@@ -142,6 +157,8 @@ def drive(
                 count = int(ends[i]) - history.rounds
                 mine = {name: np.asarray(value[i] if trials else value)[:count] for name, value in rows.items()}
                 clock = _clock(loop, count, elapsed, spent / steps, clocked, history)
+                if accounts:
+                    mine["privacy"] = accounts[i].epsilon(range(history.rounds + 1, history.rounds + count + 1))
                 history.extend(_rows(history, mine, drawn[i].participants[:count], wire, clock))
             elapsed = max(history.last("seconds") for history in histories)
             done += steps
@@ -149,7 +166,8 @@ def drive(
                 after_block(carry, histories[0], elapsed)
     if any(history.rounds % loop.evaluate_every for history in histories):
         _measure_last(loop, carry, data, histories, trials)
-    return [_finish(loop, carry, histories, order, i, trials, interrupt.asked) for i in range(len(seeds))]
+    why = Outcome.BUDGET if spent_out else Outcome.INTERRUPTED if interrupt.asked else Outcome.ROUNDS
+    return [_finish(loop, carry, histories, order, i, trials, why) for i in range(len(seeds))]
 
 
 def _admit(loop: Loop, hellos: Any, clients: np.ndarray) -> None:
@@ -276,7 +294,7 @@ def _rows(
 
 
 def _finish(
-    loop: Loop, carry: Carry, histories: list[History], order: np.ndarray, trial: int, trials: bool, interrupted: bool
+    loop: Loop, carry: Carry, histories: list[History], order: np.ndarray, trial: int, trials: bool, why: Outcome
 ) -> Finished:
     one = jax.tree.map(lambda a: a[trial], carry) if trials else carry
     halt, culprit = int(one.halt), int(one.culprit)
@@ -298,5 +316,5 @@ def _finish(
         outcome = Outcome.STOPPED
         where = f"round {history.rounds}, {' and '.join(loop.stop.met(jax.device_get(one.recent)))}"
     else:
-        outcome = Outcome.INTERRUPTED if interrupted else Outcome.ROUNDS
+        outcome, where = why, f"after round {history.rounds}" if why is Outcome.BUDGET else ""
     return Finished(history, loop.algorithm.model(jax.device_get(one.state.server)), outcome, where)

@@ -22,6 +22,8 @@ class Purpose(enum.IntEnum):
 
 #: The round number under which `join` draws; rounds count from 0, so it never meets one of them.
 JOIN_ROUND = 2**31 - 1
+#: The number under which the server draws; clients count from 0.
+SERVER = 2**31 - 1
 
 
 def client_key(root: Any, round_number: Any, client: Any) -> Callable[[Purpose], Any]:

@@ -1,7 +1,7 @@
 """The round loop: the only one.
 
     measure row 0
-    repeat   draw the cohort → broadcast → clients step (and commit) → server steps → measure → stop?
+    repeat   draw the cohort → broadcast → clients step (and release) → server steps → measure → stop?
 
 `Loop` builds one round from an algorithm's pure functions and an engine's map over clients. The same body runs in a
 compiled `while` over a block of rounds (the block's length is an argument, so a run cut anywhere gives the same bits),
@@ -22,7 +22,7 @@ from jax import lax
 
 from fedpact.core.contract import READS, Algorithm, Batch, Cohort, Oracle, Stepped
 from fedpact.core.errors import InvalidArgument, unknown
-from fedpact.core.keys import JOIN_ROUND, client_key
+from fedpact.core.keys import JOIN_ROUND, SERVER, Purpose, client_key
 from fedpact.core.stop import Rule
 
 GOING, STOPPED, NONFINITE = 0, 1, 2
@@ -74,9 +74,11 @@ class Loop:
         evaluate_every: int,
         timing: bool,
         telemetry: str = "all",
+        guard: Any = None,
     ) -> None:
         self.algorithm, self.problem, self.engine, self.stop = algorithm, problem, engine, stop
-        self.grad = getattr(problem, "oracle", None) or Oracle(problem)
+        self.guard = guard  # privacy.guard.Guard, of a private run
+        self.grad = getattr(guard, "oracle", None) or getattr(problem, "oracle", None) or Oracle(problem)
         self.evaluate_every, self.timing, self.telemetry = evaluate_every, timing, telemetry
         self._names: list[str] = []
         self._judged = "objective" if telemetry == "all" else "test_loss"
@@ -97,8 +99,8 @@ class Loop:
         msg, t, root = shared
         key = client_key(root, t, batch.client)
         state, upload, notes = self.algorithm.client_step(msg, client, batch, self.grad, key)
-        if self.algorithm.commit is not None:
-            state = self.algorithm.commit(msg, state, upload)
+        if self.guard is not None:
+            state, upload = self.guard.released(msg, client, state, batch, upload, t, key(Purpose.NOISE))
         return state, upload, notes
 
     def _measure_one(self, msg: Any, batch: Batch, client: Any) -> Any:
@@ -111,14 +113,17 @@ class Loop:
     # One round, in its three stages
 
     def client_stage(self, server: Any, clients: Any, data: Any, cohort: Cohort, t: Any, root: Any) -> Stepped:
-        """Broadcast, and every client of the cohort steps; what is acknowledged is committed at once."""
+        """Broadcast, and every client of the cohort steps."""
         shared = (self.algorithm.broadcast(server), t, root)
         return self.engine.step(
             self._step_one, shared, data, clients, cohort, self.algorithm.combine, (t, "client_step")
         )
 
-    def server_stage(self, server: Any, uploads: Any, cohort: Any) -> Any:
+    def server_stage(self, server: Any, uploads: Any, cohort: Any, t: Any, root: Any) -> Any:
         """The server's step on the cohort's uploads."""
+        if self.guard is not None and self.guard.central:
+            key = client_key(root, t, SERVER)(Purpose.NOISE)
+            uploads, cohort = self.guard.summed(self.algorithm.broadcast(server), uploads, cohort, key)
         return self.algorithm.server_step(server, uploads, cohort)
 
     def measure_stage(self, state: State, data: Any, t: Any = 0) -> dict[str, Any]:
@@ -240,7 +245,7 @@ class Loop:
         old, t = carry.state, carry.round
         stepped = self._steps(old.server, old.clients, data, cohort, t, root)
         notes, cohort, sound = stepped.notes, stepped.cohort, stepped.sound
-        server, info = self._serve(old.server, stepped.uploads, stepped.gathered)
+        server, info = self._serve(old.server, stepped.uploads, stepped.gathered, t, root)
         fine = jnp.all(sound) & _finite(server)
         # A round with a number that is not finite is not kept. Clients' rows are written in place, never copied.
         kept = cohort._replace(mask=cohort.mask & fine)

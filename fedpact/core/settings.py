@@ -14,6 +14,7 @@ import numpy as np
 
 from fedpact.core.contract import Algorithm
 from fedpact.core.errors import InvalidArgument, is_number, require, unknown
+from fedpact.core.private import Theorem
 
 
 def plain(value: Any) -> Any:
@@ -50,6 +51,7 @@ class Settings:
     vertical: ClassVar[bool] = False  # whether it is for data split by features
     constrains: ClassVar[bool] = False  # whether it keeps constraints
     remedy: ClassVar[str] = "take shorter steps"  # what to do where a run ends above its start
+    ways: ClassVar[tuple[str, ...]] = ()  # its private modes (`core.private`), the usual one first
 
     def _plain(self) -> None:
         """NumPy scalars to Python's."""
@@ -57,6 +59,10 @@ class Settings:
 
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
         """The bundle of pure functions for m clients and participation rate ρ."""
+        raise NotImplementedError
+
+    def private(self, way: str, problem: Any, clients: int, rate: float, reach: float | None) -> Theorem:
+        """The theorem that a private mode rests on; settings that would let data decide what is seen are refused."""
         raise NotImplementedError
 
     @classmethod

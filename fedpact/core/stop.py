@@ -31,6 +31,7 @@ class Outcome(enum.Enum):
 
     STOPPED = "a stop rule was met"
     ROUNDS = "all rounds were run"
+    BUDGET = "stopped before the round that would exceed the privacy budget"
     NONFINITE = "a number was not finite"
     INTERRUPTED = "interrupted; what is done is kept"
 

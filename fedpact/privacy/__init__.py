@@ -4,6 +4,7 @@ events       what was released, as data: mechanism, noise in units of C, sampler
 accounting   the (ε, δ) of a list of events; `calibration` solves for noise or rounds
 mechanisms   noise from a generator or the system's secure source; `discrete` draws it exactly on a lattice
 ledger       every release on the disk before it is sent; `budget` gates the next one
+private      how a run is private; `guard` clips and noises inside the round, `account` keeps its books
 """
 
 from fedpact.privacy.accounting import Cost, epsilon, track
@@ -12,6 +13,7 @@ from fedpact.privacy.calibration import cost, noise_for, rounds_for
 from fedpact.privacy.events import ADVERSARIES, RELATIONS, SAMPLINGS, UNITS, Event
 from fedpact.privacy.ledger import EVERYONE, Claim, Head, Ledger, Release, worst
 from fedpact.privacy.mechanisms import MECHANISMS, PLACES, Secure, Simulated, noise, release
+from fedpact.privacy.private import Private
 
 __all__ = [
     "ADVERSARIES",
@@ -27,6 +29,7 @@ __all__ = [
     "Event",
     "Head",
     "Ledger",
+    "Private",
     "Release",
     "Secure",
     "Simulated",

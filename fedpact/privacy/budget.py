@@ -48,7 +48,7 @@ class Budget:
             mine = [release for release in new if release.who in (who, EVERYONE)]
             if before is None or not all(map(claim.covers, mine)):
                 return who, math.inf if before is None else epsilon(before, self.delta).epsilon, math.inf
-            after = before + Counter(release.event for release in mine)
+            after = before + _counted(mine)
             if not self.covers(after):
                 return who, epsilon(before, self.delta).epsilon, epsilon(after, self.delta).epsilon
         return None
@@ -64,6 +64,13 @@ class Budget:
                 f"{self.epsilon:g} at δ = {self.delta:g} was granted for hiding a {self.unit} from the "
                 f"{self.adversary}, and {spent:.6g} is spent. Stop here: nothing was released."
             )
+
+
+def _counted(releases: Iterable[Release]) -> Counter[Event]:
+    found: Counter[Event] = Counter()
+    for release in releases:
+        found[release.event] += release.times
+    return found
 
 
 def _about(ledger: Ledger, releases: Sequence[Release]) -> list[str]:

@@ -50,7 +50,8 @@ class Release:
 
     (who, round, purpose, attempt) names it. A release that is repeated bit for bit, as a resumed simulation does, is
     spent once; one repeated with fresh noise is another release and has the next `attempt`. `output` is a digest of
-    what is sent, "" where the seed decides it.
+    what is sent, "" where the seed decides it. `times` is how many events it is made of: a round of local steps with
+    noise in each has as many.
     """
 
     who: str
@@ -63,11 +64,13 @@ class Release:
     place: str = "local"
     attempt: int = 0
     output: str = ""
+    times: int = 1
 
     def __post_init__(self) -> None:
         for name in ("who", "purpose"):
             value = getattr(self, name)
             require(isinstance(value, str) and value, name, "a word", value)
+        require(is_count(self.times, 1), "times", "an integer of at least 1", self.times)
         require(isinstance(self.output, str), "output", "a digest, or empty", self.output)
         for name in ("round", "attempt"):
             value = getattr(self, name)
@@ -145,11 +148,7 @@ class Ledger:
         given = Path(path)
         self.path = given if given.suffix == ".jsonl" else given / FILE
         self.read_only, self._handle = read_only, -1
-        self.releases: list[Release] = []
-        self.torn = 0  # bytes of a last line that was never whole
-        self._known: dict[tuple[str, int, str, int], Release] = {}
-        self._hashes: list[str] = []
-        self._counts: dict[str, dict[Claim, Counter[Event]]] = {}
+        self._clear()
         if not read_only:
             self._open()
         try:
@@ -157,6 +156,13 @@ class Ledger:
         except BaseException:
             self.close()
             raise
+
+    def _clear(self) -> None:
+        self.releases: list[Release] = []
+        self.torn = 0  # bytes of a last line that was never whole
+        self._known: dict[tuple[str, int, str, int], Release] = {}
+        self._hashes: list[str] = []
+        self._counts: dict[str, dict[Claim, Counter[Event]]] = {}
 
     def __enter__(self) -> Ledger:
         return self
@@ -298,7 +304,7 @@ class Ledger:
         self.releases.append(release)
         self._hashes.append(own)
         kinds = self._counts.setdefault(release.who, {}).setdefault(Claim(release.unit, release.adversary), Counter())
-        kinds[release.event] += 1
+        kinds[release.event] += release.times
 
     # What it cost
 
@@ -344,6 +350,22 @@ class Ledger:
     def relation(self) -> str | None:
         """The neighbouring relation, which all releases of a ledger share."""
         return self.releases[0].event.relation if self.releases else None
+
+
+class Unwritten(Ledger):
+    """The ledger of a run without a folder: the same account, with nothing on the disk."""
+
+    def __init__(self) -> None:
+        self.path, self.read_only, self._handle = Path(FILE), False, -1
+        self._clear()
+
+    def spend(self, releases: Iterable[Release]) -> int:
+        """Take these releases in. How many were new."""
+        new = self._new(releases)
+        for release in new:
+            before = self.head
+            self._take(release, _hash(before.lines + 1, before.hash, release.to_dict()))
+        return len(new)
 
 
 def worst(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ its own (PyTorch) does the same there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from jax import lax
 
 from fedpact.core.contract import Batch
 from fedpact.core.errors import is_number, require, require_flags, require_positive_int
+from fedpact.core.private import Theorem
 from fedpact.core.vector import Vector
 
 
@@ -134,6 +136,31 @@ def check_training(settings: Any) -> None:
     momentum = getattr(settings, "momentum", 0.0)
     require(is_number(momentum) and 0 <= momentum < 1, "momentum", "in [0, 1)", momentum, symbol="β")
     require_flags(settings, "vary", "short")
+
+
+def noised_steps(settings: Any, **fixed: Any) -> Theorem:
+    """The theorem of way `steps`: E epochs of ⌈d_i/B⌉ noised gradients. `fixed` are settings with what they must be."""
+    hint = "In a private run no number of steps, step size or penalty may be computed from the data."
+    for name, wanted in {"vary": False, **fixed}.items():
+        value = getattr(settings, name)
+        require(value == wanted, name, f"{wanted!r} in a private run", value, hint=hint)
+    size, epochs = settings.batch, settings.epochs
+    steps = (lambda rows: epochs) if size is None else (lambda rows: epochs * math.ceil(rows / size))
+    return Theorem(
+        "steps", steps=steps, batch=size, about="Every local gradient is noised; the rest is computed from them."
+    )
+
+
+def whole_upload() -> Theorem:
+    """The theorem of way `client`: an upload is clipped to C, whatever it was computed from."""
+    return Theorem("client", about="Whole uploads are clipped to C and noised.")
+
+
+def sampled_gradient(grad: Any, w: Vector, batch: Batch, size: int | None, key: Any) -> tuple[Any, Vector]:
+    """Loss and gradient of `size` rows drawn anew; an oracle that draws and noises them itself does so."""
+    if hasattr(grad, "sampled"):
+        return grad.sampled(w, batch, size, key)
+    return grad.value_and_gradient(w, drawn(batch, size, key))
 
 
 def check_batches(settings: Any) -> Callable[[np.ndarray], None]:

@@ -50,6 +50,10 @@ _THEN = (
     Plot("test_accuracy", "Test accuracy against rounds", "On the dataset's own test set."),
     Plot("test_accuracy", "Test accuracy against bytes sent", "Both directions.", "bytes"),
     Plot("test_loss", "Test loss against rounds", "On the dataset's own test set."),
+    Plot("privacy", "ε spent against rounds", "By the worst client, as tracked round by round."),
+    Plot("objective", "Objective against ε spent", "By the worst client.", "privacy"),
+    Plot("accuracy", "Training accuracy against ε spent", "By the worst client.", "privacy"),
+    Plot("test_accuracy", "Test accuracy against ε spent", "By the worst client.", "privacy"),
     Plot("train_loss", "Training loss of the round's clients", "Mean over the round's batches, or the last epoch's."),
     Plot("snr", "Signal-to-noise ratio of the uploads against rounds"),
     Plot(

@@ -19,6 +19,7 @@ AXIS_LABELS = {
     "gradients": "gradient evaluations",
     "kkt": "KKT residual",
     "local_seconds": "seconds of client work",
+    "privacy": "ε spent, worst client",
     "snr": "signal-to-noise ratio",
     "violations": "share of local steps",
     "worst_client": "largest loss − limit",
