@@ -8,8 +8,8 @@ entry as the coordinate formats do.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -66,6 +66,17 @@ class SparseRows:
         values = jnp.where(mine[..., None], self.rows.value[inside], 0)
         out = jnp.zeros((len(rows), self.shape[1]), self.dtype)
         return out.at[jnp.arange(len(rows))[:, None, None], self.rows.place[inside]].add(values)
+
+    def row_sums(self, f: Callable[[Any], Any]) -> Any:
+        """Σ f(value) over the entries of every row, f(0) being 0."""
+        sums = jnp.sum(f(self.rows.value), axis=-1)
+        return jnp.zeros(self.shape[0], sums.dtype).at[self.rows.owner].add(sums)
+
+    def kept(self, keep: Any) -> SparseRows:
+        """The same with zeros for rows that are not kept, whatever they hold."""
+        zeroed = lambda s, rows: replace(s, value=jnp.where(keep[rows], s.value, 0))
+        rows, columns = zeroed(self.rows, self.rows.owner[:, None]), zeroed(self.columns, self.columns.place)
+        return SparseRows(rows, columns, self.start, self.shape, self.longest)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """For JAX: the arrays, and what is fixed."""

@@ -65,6 +65,11 @@ def linear_gradient(w: Vector, batch: Batch, residual: Any, scale: Any, l2: Any)
     return Vector(gradient)
 
 
+def linear_penalty(w: Vector, l2: Any) -> Vector:
+    """l2·w, the intercept unpenalised: the part of `linear_gradient` that no row enters."""
+    return Vector({name: l2 * leaf if name == "w" else jnp.zeros_like(leaf) for name, leaf in w.tree.items()})
+
+
 #: Up to this many rows or features λ_max comes from repeated squaring; beyond it, or for sparse rows, from Lanczos.
 SQUARED_UP_TO = 256
 LANCZOS_STEPS = 64

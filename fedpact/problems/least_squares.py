@@ -17,7 +17,8 @@ from fedpact.core.contract import Batch
 from fedpact.core.errors import is_number, require, require_flags
 from fedpact.core.settings import plain_fields
 from fedpact.core.vector import Vector
-from fedpact.problems.base import largest_eigenvalue, linear_gradient, linear_init, scores
+from fedpact.problems.base import largest_eigenvalue, linear_gradient, linear_init, linear_penalty, scores
+from fedpact.problems.clipping import Clipped, clipped_linear
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,15 @@ class LeastSquares:
     def gradient(self, w: Vector, batch: Batch) -> Vector:
         """∇f_i(w)."""
         return self.value_and_gradient(w, batch)[1]
+
+    def clipped(self, w: Vector, batch: Batch, clip: Any, norm: int) -> Clipped:
+        """Σ_j weight_j ∇ℓ_j, each clipped to norm C."""
+        error = scores(w, batch.x) - batch.y
+        return clipped_linear(w, batch, error**2 / 2, error, clip, norm)
+
+    def public_gradient(self, w: Vector, rows: Any) -> Vector:
+        """The part of ∇f_i that no row enters."""
+        return linear_penalty(w, self._penalty(rows))
 
     def counts(self, w: Vector, batch: Batch) -> dict[str, Any]:
         """Rows; accuracy means nothing here."""

@@ -19,7 +19,8 @@ from fedpact.core.contract import Batch
 from fedpact.core.errors import DataError, is_number, require, require_flags
 from fedpact.core.settings import plain_fields
 from fedpact.core.vector import Vector
-from fedpact.problems.base import largest_eigenvalue, linear_gradient, linear_init, scores
+from fedpact.problems.base import largest_eigenvalue, linear_gradient, linear_init, linear_penalty, scores
+from fedpact.problems.clipping import Clipped, clipped_linear
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,7 @@ class Logistic:
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""
         d, z = batch.rows, scores(w, batch.x)
-        softplus = jnp.maximum(z, 0) + jnp.log1p(jnp.exp(-jnp.abs(z)))  # twice as fast as jax.nn.softplus
-        loss = jnp.sum(batch.weight * (softplus - batch.y * z)) / d
+        loss = jnp.sum(batch.weight * (_softplus(z) - batch.y * z)) / d
         value = loss + self._penalty(d) / 2 * jnp.sum(w.tree["w"] ** 2)
         residual = batch.weight * (jax.nn.sigmoid(z) - batch.y)
         return value, linear_gradient(w, batch, residual, 1 / d, self._penalty(d))
@@ -68,6 +68,16 @@ class Logistic:
         d = batch.rows
         residual = batch.weight * (jax.nn.sigmoid(scores(w, batch.x)) - batch.y)
         return linear_gradient(w, batch, residual, 1 / d, self._penalty(d))
+
+    def clipped(self, w: Vector, batch: Batch, clip: Any, norm: int) -> Clipped:
+        """Σ_j weight_j ∇ℓ_j, each clipped to norm C."""
+        z = scores(w, batch.x)
+        losses = _softplus(z) - batch.y * z
+        return clipped_linear(w, batch, losses, jax.nn.sigmoid(z) - batch.y, clip, norm)
+
+    def public_gradient(self, w: Vector, rows: Any) -> Vector:
+        """The part of ∇f_i that no row enters."""
+        return linear_penalty(w, self._penalty(rows))
 
     def counts(self, w: Vector, batch: Batch) -> dict[str, Any]:
         """Rows, and rows classified right at threshold ½."""
@@ -82,6 +92,11 @@ class Logistic:
     def predict(self, w: Vector, x: Any) -> Any:
         """The probability of class 1."""
         return jax.nn.sigmoid(scores(w, x))
+
+
+def _softplus(z: Any) -> Any:
+    """ln(1+e^z), twice as fast as jax.nn.softplus."""
+    return jnp.maximum(z, 0) + jnp.log1p(jnp.exp(-jnp.abs(z)))
 
 
 def require_two_classes(federation: Any, problem: str) -> None:

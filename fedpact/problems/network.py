@@ -38,6 +38,7 @@ from fedpact.core.errors import (
 )
 from fedpact.core.settings import plain, plain_fields
 from fedpact.core.vector import Vector
+from fedpact.problems.clipping import Clipped, clipped_dense
 from fedpact.problems.layers import block, dense
 
 
@@ -107,7 +108,9 @@ class Classifier:
 
     def losses(self, w: Vector, batch: Batch) -> Any:
         """The cross-entropy of every row."""
-        z = self.scores(w, batch.x)
+        return self._losses_of(self.scores(w, batch.x), batch)
+
+    def _losses_of(self, z: Any, batch: Batch) -> Any:
         z = jax.nn.softmax(z) if self.softmax else z
         labels = batch.y.astype(jnp.int32)
         return jax.nn.logsumexp(z, axis=1) - jnp.take_along_axis(z, labels[:, None], axis=1)[:, 0]
@@ -130,6 +133,13 @@ class Classifier:
         """Rows, and rows whose class has the largest output."""
         right = jnp.argmax(self.scores(w, batch.x), axis=1) == batch.y.astype(jnp.int32)
         return {"rows": batch.rows, "correct": jnp.sum(batch.weight * right)}
+
+    def _clipped_dense(
+        self, layers: Any, activation: Callable[[Any], Any], batch: Batch, clip: Any, norm: int
+    ) -> Clipped:
+        """For a network of these dense layers, first to last."""
+        inputs = self._inputs(batch.x, jax.tree.leaves(layers)[0].dtype)
+        return clipped_dense(layers, activation, lambda z: self._losses_of(z, batch), inputs, batch, clip, norm)
 
     def predict(self, w: Vector, x: Any) -> Any:
         """The probability of every class, (N, classes)."""
@@ -271,6 +281,11 @@ class TwoLayer(Classifier):
     def _apply(self, tree: Any, images: Any) -> Any:
         return dense(ACTIVATIONS[self.activation](dense(images, tree["hidden"])), tree["output"])
 
+    def clipped(self, w: Vector, batch: Batch, clip: Any, norm: int) -> Clipped:
+        """Σ_j weight_j ∇ℓ_j, each clipped to norm C."""
+        layers = {name: w.tree[name] for name in ("hidden", "output")}
+        return self._clipped_dense(layers, ACTIVATIONS[self.activation], batch, clip, norm)
+
 
 @dataclass(frozen=True)
 class Softmax(Classifier):
@@ -301,6 +316,11 @@ class Softmax(Classifier):
 
     def _apply(self, tree: Any, images: Any) -> Any:
         return dense(images, tree)
+
+    def clipped(self, w: Vector, batch: Batch, clip: Any, norm: int) -> Clipped:
+        """Σ_j weight_j ∇ℓ_j, each clipped to norm C."""
+        out = self._clipped_dense({"only": w.tree}, jax.nn.relu, batch, clip, norm)
+        return out._replace(total=Vector(out.total.tree["only"]))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fedpact.core.errors import is_number, require, require_flags
 from fedpact.core.settings import plain_fields
 from fedpact.core.vector import Vector
 from fedpact.problems.base import largest_eigenvalue
+from fedpact.problems.clipping import Clipped
 from fedpact.problems.logistic import Logistic, require_two_classes
 
 
@@ -50,13 +51,19 @@ class NonconvexLogistic:
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""
         value, gradient = self._loss.value_and_gradient(w, batch)
-        return value + self.beta * jnp.sum(w.tree["w"] ** 2 / (1 + w.tree["w"] ** 2)), gradient + self._slope(w)
+        value = value + self.beta * jnp.sum(w.tree["w"] ** 2 / (1 + w.tree["w"] ** 2))
+        return value, gradient + self.public_gradient(w, batch.rows)
 
     def gradient(self, w: Vector, batch: Batch) -> Vector:
         """∇f_i(w)."""
-        return self._loss.gradient(w, batch) + self._slope(w)
+        return self._loss.gradient(w, batch) + self.public_gradient(w, batch.rows)
 
-    def _slope(self, w: Vector) -> Vector:
+    def clipped(self, w: Vector, batch: Batch, clip: Any, norm: int) -> Clipped:
+        """Σ_j weight_j ∇ℓ_j, each clipped to norm C."""
+        return self._loss.clipped(w, batch, clip, norm)
+
+    def public_gradient(self, w: Vector, rows: Any) -> Vector:
+        """The part of ∇f_i that no row enters."""
         slope = Vector({name: jnp.zeros_like(leaf) for name, leaf in w.tree.items()})
         return Vector(slope.tree | {"w": self.beta * 2 * w.tree["w"] / (1 + w.tree["w"] ** 2) ** 2})
 
