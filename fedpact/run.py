@@ -484,7 +484,7 @@ def private_plan(experiment: Experiment) -> Plan | None:
         return None
     way = _way(e.algorithm, private)
     if way != "client":
-        check_clippable(e.problem)
+        check_clippable(e.problem, e.federation.features, PRECISIONS[str(e.precision)])
     clients = e.federation.clients
     theorem = e.algorithm.private(way, e.problem, clients, e.participation.rate(clients), private.reach)
     size = theorem.copies * _start(e).size

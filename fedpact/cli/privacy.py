@@ -129,9 +129,9 @@ def _plan_file(options: argparse.Namespace) -> int:
     print(f"epsilon {found.epsilon:.6g}")
     sample = event.sampling + (f" at rate {event.rate:g}" if event.sampling != "full" else "")
     print(
-        f"ε = {found.epsilon:.6g} at δ = {private.delta:g} ({found.method}) after {experiment.rounds} rounds, for the worst "
-        f"client: {times} releases of {event.mechanism} noise {made.noise:.6g} C, C = {private.clip:g}, sampling {sample}, "
-        f"{event.relation}. A {unit} is hidden from the {adversary}. Way {made.theorem.way}: {made.theorem.about}"
+        f"ε = {found.epsilon:.6g} at δ = {private.delta:g} ({found.method}) after {experiment.rounds} rounds, for the "
+        f"worst client: {times} releases of {event.mechanism} noise {made.noise:.6g} C, C = {private.clip:g}, sampling "
+        f"{sample}, {event.relation}. A {unit} is hidden from the {adversary}. Way {made.theorem.way}: {made.theorem.about}"
     )
     if private.epsilon is not None and found.epsilon > private.epsilon:
         print(f"The run would end before its last round: ε = {private.epsilon:g} is granted.")

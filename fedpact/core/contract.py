@@ -4,7 +4,7 @@
     init(w0, hellos)                              -> ServerState            hellos stacked over the clients
     broadcast(ServerState)                        -> Broadcast              everything the server sends
     client_step(Broadcast, ClientState, batch, grad, key) -> ClientState, Upload, Notes
-    commit(Broadcast, ClientState, released)      -> ClientState            private runs: from the state before the round
+    commit(Broadcast, ClientState, released)      -> ClientState            private runs: from the state before a round
     server_step(ServerState, uploads, Cohort)     -> ServerState, Info      uploads stacked over the cohort
     measure(Broadcast, ClientState, batch)        -> dict of sums           telemetry; off the round's bill
 

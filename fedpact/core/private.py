@@ -1,4 +1,4 @@
-"""What an algorithm states about its private modes: by which way, how many releases a round, how far a record moves one.
+"""What an algorithm states about its private modes: by which way, how many releases, how far a record moves one.
 
     once     one gradient a round, at a point that everyone has, reused by every local step; the upload is noised
     steps    every local gradient is noised; all that follows is computed from what is private already

@@ -19,8 +19,8 @@ FEW, POINTS = 12, 60
 #: What a report calls the relation.
 NEIGHBOURS = {"add-remove": "one {} more or less", "replace-one": "another {} in its place"}
 NOT_COVERED = (
-    "The telemetry, this report, and whatever was computed from the data before the run (scaling of columns, categories, "
-    "the choice of settings by earlier runs) are not covered by it. Client sizes are public."
+    "The telemetry, this report, and whatever was computed from the data before the run (scaling of columns, "
+    "categories, the choice of settings by earlier runs) are not covered by it. Client sizes are public."
 )
 
 
@@ -79,7 +79,7 @@ class Account:
         delta = self.plan.private.delta
         if all(event.mechanism == "gaussian" and not event.sampled for event, _ in some):
             return exact(dict(some), delta).epsilon
-        return rdp_epsilon(sum(n * rdp(event) for event, n in some), delta)
+        return rdp_epsilon(np.sum([n * rdp(event) for event, n in some], axis=0), delta)
 
     def curves(self, rounds: int) -> dict[str, Any]:
         """ε against rounds, of every client where they are few, else of the most and the least exposed and the median.
@@ -116,9 +116,10 @@ class Account:
         unit, adversary = plan.claim
         who = "every client" if row["client"] == EVERYONE else f"client {row['client']}, the worst"
         granted = "" if private.epsilon is None else f", of {private.epsilon:g} granted"
+        neighbours = NEIGHBOURS[row["relation"]].format(unit)
         spent = (
-            f"ε = {row['epsilon']:.4g} at δ = {private.delta:g} ({row['method']}){granted}, for {who}: a {unit} is hidden "
-            f"from the {adversary} ({ADVERSARIES[adversary]}); neighbours: {NEIGHBOURS[row['relation']].format(unit)}. "
+            f"ε = {row['epsilon']:.4g} at δ = {private.delta:g} ({row['method']}){granted}, for {who}: a {unit} is "
+            f"hidden from the {adversary} ({ADVERSARIES[adversary]}); neighbours: {neighbours}. "
             f"Way {plan.theorem.way}, {private.mechanism} noise z = {plan.noise:.4g}, clip C = {private.clip:g}. "
             f"{plan.theorem.about}"
         )

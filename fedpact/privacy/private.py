@@ -71,7 +71,7 @@ class Private:
         else:
             require(self.lattice is None, "lattice", f"left out for {self.mechanism}", self.lattice)
         convex = self.way == "convex"
-        ok = self.reach is None if not convex else is_number(self.reach) and self.reach > 0
+        ok = self.reach is None if not convex else is_number(self.reach) and float(self.reach or 0) > 0
         hint = "Rows are scaled down to this norm, so that the loss is as smooth as the theorem needs."
         require(ok, "reach", "above 0 for way convex" if convex else "left out", self.reach, symbol="R", hint=hint)
 
@@ -112,7 +112,7 @@ class Plan(NamedTuple):
     def releases(self, t: int, clients: np.ndarray) -> list[Release]:
         """What round t releases."""
         place, (unit, adversary) = self.private.place, self.claim
-        more = {"unit": unit, "adversary": adversary, "place": place}
+        more: dict[str, Any] = {"unit": unit, "adversary": adversary, "place": place}
         if self.central:
             return [Release(EVERYONE, t, self.event(0), self.private.clip, "model", **more)]
         return [
