@@ -18,6 +18,7 @@ if _TYPE_CHECKING:
         FedAvg,
         FedAvgStale,
         FedEPM,
+        FedPDM,
         FedProx,
         FedProxLocal,
         FedSGD,
@@ -47,13 +48,19 @@ if _TYPE_CHECKING:
     from fedpact.problems import (
         CNN1,
         CNN2,
+        L1,
+        MCP,
+        Box,
         ClientLoss,
         Constrained,
+        ElasticNet,
         Gap,
+        GroupL1,
         LeastSquares,
         Logistic,
         Loss,
         Misses,
+        MulticlassLogistic,
         Network,
         NonconvexLogistic,
         Norm1,
@@ -73,7 +80,10 @@ __version__ = "0.1.0"
 __all__ = [
     "CNN1",
     "CNN2",
+    "L1",
+    "MCP",
     "SSCA",
+    "Box",
     "BudgetSpent",
     "CheckpointError",
     "ClientError",
@@ -83,18 +93,21 @@ __all__ = [
     "DataError",
     "DatasetMissing",
     "DebugEngine",
+    "ElasticNet",
     "Everyone",
     "Experiment",
     "FedADMM",
     "FedAvg",
     "FedAvgStale",
     "FedEPM",
+    "FedPDM",
     "FedProx",
     "FedProxLocal",
     "FedSGD",
     "FedpactError",
     "Fraction",
     "Gap",
+    "GroupL1",
     "HostEngine",
     "Independent",
     "InexactADMM",
@@ -106,6 +119,7 @@ __all__ = [
     "Loss",
     "Misses",
     "Model",
+    "MulticlassLogistic",
     "Network",
     "NonconvexLogistic",
     "Norm1",
@@ -141,15 +155,16 @@ if "jax" in _sys.modules:
     _sys.modules["jax"].config.update("jax_enable_x64", True)
 
 _OF = {
-    "fedpact.algorithms": "SSCA FedADMM FedAvg FedAvgStale FedEPM FedProx FedProxLocal FedSGD InexactADMM LocalSGD "
-    "Scaffold SFedAvg SFedProx VerticalSGD VerticalSSCA",
+    "fedpact.algorithms": "SSCA FedADMM FedAvg FedAvgStale FedEPM FedPDM FedProx FedProxLocal FedSGD InexactADMM "
+    "LocalSGD Scaffold SFedAvg SFedProx VerticalSGD VerticalSSCA",
     "fedpact.core.errors": "BudgetSpent CheckpointError ClientError DataError DatasetMissing FedpactError "
     "InvalidArgument OutputError UnknownName",
     "fedpact.core.participation": "Covering Everyone Fraction Independent Poisson Schedule",
     "fedpact.engines": "DebugEngine HostEngine LocalEngine",
     "fedpact.model": "Model",
-    "fedpact.problems": "CNN1 CNN2 ClientLoss Constrained Gap LeastSquares Logistic Loss Misses Network "
-    "NonconvexLogistic Norm1 Norm2 PerRow Softmax TwoLayer from_equinox from_flax optimum",
+    "fedpact.problems": "CNN1 CNN2 L1 MCP Box ClientLoss Constrained ElasticNet Gap GroupL1 LeastSquares Logistic Loss "
+    "Misses MulticlassLogistic Network NonconvexLogistic Norm1 Norm2 PerRow Softmax TwoLayer from_equinox from_flax "
+    "optimum",
     "fedpact.run": "Experiment Run Runs compare run trials",
 }
 _HOME = {name: module for module, names in _OF.items() for name in names.split()}

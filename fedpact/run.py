@@ -370,7 +370,8 @@ def _uneven(federation: Any) -> bool:
 
 def _with_least(run: Run, e: Experiment, minimum: float | None) -> Run:
     """The run with the least mean over clients, where that is what its objective is."""
-    return dataclasses.replace(run, least=None if e.algorithm.pooled and _uneven(e.federation) else minimum)
+    other = e.algorithm.regularised or (e.algorithm.pooled and _uneven(e.federation))
+    return dataclasses.replace(run, least=None if other else minimum)
 
 
 def mixed(runs: Runs, pooled: Sequence[bool]) -> Runs:

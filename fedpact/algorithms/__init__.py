@@ -6,6 +6,7 @@ from fedpact.algorithms.fedadmm import FedADMM
 from fedpact.algorithms.fedavg import FedAvg
 from fedpact.algorithms.fedavg_stale import FedAvgStale, FedProxLocal
 from fedpact.algorithms.fedepm import FedEPM
+from fedpact.algorithms.fedpdm import FedPDM
 from fedpact.algorithms.fedprox import FedProx
 from fedpact.algorithms.fedsgd import FedSGD
 from fedpact.algorithms.inexact_admm import InexactADMM
@@ -25,6 +26,7 @@ __all__ = [
     "FedAvg",
     "FedAvgStale",
     "FedEPM",
+    "FedPDM",
     "FedProx",
     "FedProxLocal",
     "FedSGD",
@@ -53,6 +55,7 @@ ALGORITHMS: dict[str, type[Settings]] = {
         FedADMM,
         Scaffold,
         FedSGD,
+        FedPDM,
         SSCA,
         LocalSGD,
         VerticalSSCA,

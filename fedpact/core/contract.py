@@ -178,7 +178,7 @@ class Algorithm(NamedTuple):
     )
     info: tuple[str, ...] = ()  # the fields of Info
     notes: Mapping[str, str] = {}  # how each field of Notes is read over clients: "sum", "min", "max" or "mean"
-    reads: Mapping[str, str] = {}  # how each measure is read over all clients: "mean" unless said, or a key of READS
+    reads: Mapping[str, Any] = {}  # of each measure, how its sum is read: "mean", a key of READS, or such a function
     observe: Callable[[Any], Any] | None = None  # what `measure` sees of the server where that is not the broadcast
     wire: Callable[..., Any] | None = None  # (w, rows): bytes up and down of a round where messages are not those three
     commit: Callable[..., Any] | None = None  # where the upload is noised: the state, from what was released only

@@ -144,8 +144,10 @@ class Loop:
         rows = sums.pop("rows")
         if "correct" in sums:
             row["accuracy"] = sums.pop("correct") / rows
-        reads = self.algorithm.reads
-        return row | {name: READS[reads.get(name, "mean")](total, clients) for name, total in sums.items()}
+        for name, total in sums.items():
+            how = self.algorithm.reads.get(name, "mean")
+            row[name] = (READS[how] if isinstance(how, str) else how)(total, clients)
+        return row
 
     def _timed(self, name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
         compiled = jax.jit(stage) if self.engine.compiled else stage

@@ -91,6 +91,11 @@ class Settings:
         return self.constrains
 
     @property
+    def regularised(self) -> bool:
+        """Whether its objective has a regulariser of its own beside the problem's."""
+        return False
+
+    @property
     def label(self) -> str:
         """The name with the settings that differ from the defaults: what plots and tables call a run."""
         changed = [

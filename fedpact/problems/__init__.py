@@ -3,21 +3,29 @@
 from fedpact.problems.constraints import ClientLoss, Constrained, Gap, Loss, Misses, Norm1, Norm2, PerRow
 from fedpact.problems.least_squares import LeastSquares
 from fedpact.problems.logistic import Logistic
+from fedpact.problems.multiclass_logistic import MulticlassLogistic
 from fedpact.problems.network import CNN1, CNN2, Network, Softmax, TwoLayer, from_equinox, from_flax
 from fedpact.problems.nonconvex_logistic import NonconvexLogistic
 from fedpact.problems.optimum import Optimum, optimum
+from fedpact.problems.regulariser import L1, MCP, Box, ElasticNet, GroupL1
 
 __all__ = [
     "CNN1",
     "CNN2",
+    "L1",
+    "MCP",
     "PROBLEMS",
+    "Box",
     "ClientLoss",
     "Constrained",
+    "ElasticNet",
     "Gap",
+    "GroupL1",
     "LeastSquares",
     "Logistic",
     "Loss",
     "Misses",
+    "MulticlassLogistic",
     "Network",
     "NonconvexLogistic",
     "Norm1",
@@ -36,6 +44,7 @@ PROBLEMS = {
     "least_squares": LeastSquares,
     "logistic": Logistic,
     "nonconvex_logistic": NonconvexLogistic,
+    "multiclass_logistic": MulticlassLogistic,
     "two_layer": TwoLayer,
     "cnn1": CNN1,
     "cnn2": CNN2,

@@ -87,9 +87,11 @@ class Constrained:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", read_model(self.model))
-        l2 = getattr(self.model, "l2", 0.0)
-        hint = "Give the model l2 = 0, and write the penalty as a term, such as 1e-3 * Norm2()."
-        require(self.plain or l2 == 0, f"l2 of {type(self.model).__name__}", "0 inside Constrained", l2, hint=hint)
+        for name in ("l2", "beta"):  # penalties that a mean over rows leaves out
+            value = getattr(self.model, name, 0.0)
+            hint = f"Give the model {name} = 0, and write the penalty as a term, such as 1e-3 * Norm2()."
+            ok = self.plain or value == 0
+            require(ok, f"{name} of {type(self.model).__name__}", "0 inside Constrained", value, hint=hint)
         require(hasattr(self.model, "predict"), "model", "a problem such as fedpact.Logistic()", self.model)
         goal = as_function(read_sum("minimize", self.minimize))
         hint = "What must stay below a limit goes into subject_to."

@@ -42,6 +42,24 @@ from fedpact.problems.clipping import Clipped, clipped_dense
 from fedpact.problems.layers import block, dense
 
 
+def check_rows(problem: Any, federation: Any) -> None:
+    """Refuse rows that are not of the model's shape, and labels that are not among its classes."""
+    dataset, name = federation.dataset, type(problem).__name__
+    if dataset.features != math.prod(problem.shape):
+        shape = "×".join(map(str, problem.shape))
+        raise DataError(
+            f"x of dataset {dataset.name!r} must be {math.prod(problem.shape)} numbers a row ({shape}) for {name}, "
+            f"got {dataset.features}. Choose a model for this shape, such as TwoLayer(inputs={dataset.features})."
+        )
+    if not dataset.classes:
+        raise DataError(f"labels must be classes for {name}, got a numeric target. Use LeastSquares.")
+    if dataset.y.max() >= problem.classes:
+        raise DataError(
+            f"labels must be below {problem.classes}, the outputs of {name}, got class {int(dataset.y.max())} "
+            f"({len(dataset.classes)} classes). Give the model classes={len(dataset.classes)}."
+        )
+
+
 class Classifier:
     """What networks share. A final class has `shape`, `classes`, `softmax`, `mean`, `std`, `_apply`, `_init`."""
 
@@ -69,20 +87,7 @@ class Classifier:
 
     def check(self, federation: Any) -> None:
         """Images of the model's shape, labels among its classes."""
-        dataset, name = federation.dataset, type(self).__name__
-        if dataset.features != math.prod(self.shape):
-            shape = "×".join(map(str, self.shape))
-            raise DataError(
-                f"x of dataset {dataset.name!r} must be {math.prod(self.shape)} numbers a row ({shape}) for {name}, "
-                f"got {dataset.features}. Choose a model for this shape, such as TwoLayer(inputs={dataset.features})."
-            )
-        if not dataset.classes:
-            raise DataError(f"labels must be classes for {name}, got a numeric target. Use LeastSquares.")
-        if dataset.y.max() >= self.classes:
-            raise DataError(
-                f"labels must be below {self.classes}, the outputs of {name}, got class {int(dataset.y.max())} "
-                f"({len(dataset.classes)} classes). Give the model classes={len(dataset.classes)}."
-            )
+        check_rows(self, federation)
 
     def init(self, features: int, dtype: Any, key: Any = None) -> Vector:
         """Random parameters."""

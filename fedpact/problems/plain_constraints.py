@@ -32,8 +32,9 @@ def read_model(given: Any) -> Any:
     name = options.pop("name", None)
     if not isinstance(name, str) or name not in known:
         raise unknown("name of the model", name, known)
-    if any(f.name == "l2" for f in dataclasses.fields(PROBLEMS[name])):  # type: ignore[arg-type]
-        options.setdefault("l2", 0.0)  # a penalty is a term here
+    for f in dataclasses.fields(PROBLEMS[name]):  # type: ignore[arg-type]
+        if f.name in ("l2", "beta"):
+            options.setdefault(f.name, 0.0)  # a penalty is a term here
     return called(f"the model {name!r}", PROBLEMS[name], options, also=["name"])
 
 
