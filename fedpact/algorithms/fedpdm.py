@@ -44,11 +44,13 @@ from jax.flatten_util import ravel_pytree
 from fedpact.core.contract import Algorithm, standard_measures
 from fedpact.core.errors import is_number, require, require_flags, require_one_of, require_positive_int
 from fedpact.core.keys import Purpose
+from fedpact.core.private import Packing, Theorem
 from fedpact.core.settings import Settings
 from fedpact.core.telemetry import PRIMAL_DUAL, primal_dual_measures
 from fedpact.core.vector import Vector
+from fedpact.problems.base import curvature
 from fedpact.problems.regulariser import plain_regulariser, read_regulariser, total
-from fedpact.problems.training import check_batches, drawn
+from fedpact.problems.training import EVERY_GRADIENT, check_batches, sampled_gradient, whole_upload
 
 STARTS, RATES = ("local", "global"), ("decreasing", "steady", "paper")
 #: The least L that Theorem 3 allows.
@@ -160,6 +162,7 @@ class FedPDM(Settings):
     bound: float = 1.0  # G of (19), which is assumed of the gradients
 
     name: ClassVar[str] = "fedpdm"
+    ways: ClassVar = ("steps", "convex", "client")
     remedy: ClassVar[str] = 'take shorter steps: a smaller rate, or a larger rho with rate "decreasing" or "steady"'
     presets: ClassVar = {
         "paper": {"batch": 30, "regulariser": {"name": "l1", "gamma": 1e-4}},
@@ -206,6 +209,44 @@ class FedPDM(Settings):
         """Whether there is an h."""
         return self.regulariser is not None
 
+    def private(self, way: str, problem: Any, clients: int, rate: float, reach: float | None) -> Theorem:
+        """Noise in every local gradient, on ỹ_i where the loss is convex, or on the whole upload.
+
+        convex: two runs that share x_0, λ_i and the start differ after a step of (10a) by D⁺ ≤ (1 − η(ρ − s))D + ηC/b,
+        where −s is the least curvature of the regulariser and η(ρ + L) ≤ 1; and y = 2x − x_0 − λ/ρ doubles it.
+        """
+        hint = "In a private run no number of steps, step size or penalty may be computed from the data."
+        for name, ok in (("rho", self.rho != "lipschitz"), ("accuracy", self.accuracy is None)):
+            require(ok, name, "a number" if name == "rho" else "left out", getattr(self, name), hint=hint)
+        hint = "The noise of (18) is no privacy; the run's own takes its place."
+        require(self.epsilon is None, "epsilon", "left out in a private run", self.epsilon, symbol="ε", hint=hint)
+        if way == "client":
+            hint = "Memory keeps every upload; whole clients are hidden in sums."
+            require(not self.memory, "memory", "false for way client", self.memory, hint=hint)
+            return whole_upload()
+        if way == "steps":
+            return Theorem("steps", steps=lambda rows: self.steps, batch=self.batch, about=EVERY_GRADIENT)
+        rho, (low, high) = float(self.rho), curvature(problem, reach)
+        first = self.rate_of(0, rho)
+        hint = f"Give a rate of at most {1 / (rho + high):.6g}, or a smaller reach."
+        fits = self.rate != "paper" and first * (rho + high) <= 1 and rho > low
+        require(fits, "rate", "at most 1/(ρ + L) for way convex", f"{self.rate!r}", symbol="η", hint=hint)
+
+        def moved(clip: float, rows: Any, t: Any) -> Any:
+            eta = self.rate_of(t, rho)
+            shrink, size = 1 - eta * (rho - low), rows if self.batch is None else self.batch
+            return 2 * eta * (clip / size) * (1 - shrink**self.steps) / (1 - shrink)
+
+        about = "Q steps on a convex loss with clipped gradients; x_i and λ_i are computed from what was sent."
+        return Theorem("convex", moved, about=about)
+
+    def rate_of(self, t: Any, rho: Any) -> Any:
+        """η^t."""
+        if self.rate == "steady":
+            return 1 / rho
+        falls = {"decreasing": rho, "paper": 1.0}
+        return 1 / (falls[self.rate] * (1.0 + t) ** 0.5) if self.rate in falls else self.rate
+
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
         """Algorithm 1 for N clients."""
         h, nu, epsilon, by_theorem = self.regulariser, self.accuracy, self.epsilon, self.rho == "lipschitz"
@@ -223,16 +264,10 @@ class FedPDM(Settings):
             x0 = w0 if h is None else h.start(w0)
             return ServerState(x0, y, jnp.asarray(0), jnp.max(hellos.lipschitz) if by_theorem else None)
 
-        def rate_of(t: Any, rho: Any) -> Any:
-            if self.rate == "steady":
-                return 1 / rho
-            falls = {"decreasing": rho, "paper": 1.0}
-            return 1 / (falls[self.rate] * jnp.sqrt(1.0 + t)) if self.rate in falls else self.rate
-
         def broadcast(server: ServerState) -> Broadcast:
             dtype = jax.tree.leaves(server.x0.tree)[0].dtype
             rho = theorem_rho(server.lipschitz) if by_theorem else self.rho
-            eta = rate_of(server.round, rho)
+            eta = self.rate_of(server.round, rho)
             return Broadcast(server.x0, jnp.asarray(rho, dtype), jnp.asarray(eta, dtype))
 
         def local(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Vector, Any]:
@@ -240,8 +275,8 @@ class FedPDM(Settings):
             x0, rho, eta, lam = msg.x0, msg.rho, msg.eta, client.lam
 
             def step(r: Any, x: Vector) -> tuple[Vector, Any]:
-                rows = drawn(batch, self.batch, jax.random.fold_in(key, r))  # l. 7
-                g = grad(x, rows) - lam + rho * (x - x0)
+                slope = sampled_gradient(grad, x, batch, self.batch, jax.random.fold_in(key, r))[1]  # l. 7
+                g = slope - lam + rho * (x - x0)
                 return x - eta * g, g.norm2()  # (10a)
 
             x = client.x if self.start == "local" else x0
@@ -265,6 +300,11 @@ class FedPDM(Settings):
             passes = steps * (1.0 if self.batch is None else jnp.minimum(self.batch, d) / d)
             notes = (jnp.asarray(value, jnp.float64) for value in (passes, steps, sigma))
             return ClientState(x, lam), Upload(y), Notes(*notes)
+
+        def commit(msg: Broadcast, before: ClientState, sent: Upload) -> ClientState:
+            """x_i and λ_i as (10c)(10d) would have them if what was sent were y_i."""
+            x = (sent.y + msg.x0 + before.lam / msg.rho) / 2.0
+            return ClientState(x, before.lam + msg.rho * (msg.x0 - x))
 
         def server_step(server: ServerState, uploads: Upload, cohort: Any) -> tuple[ServerState, Info]:
             _, rho, eta = broadcast(server)
@@ -302,6 +342,11 @@ class FedPDM(Settings):
             measure=measure,
             model=lambda server: server.x0,
             combine="each" if self.memory else "sum",
+            commit=commit,
+            packing=Packing(  # ỹ_i − x_0
+                lambda msg, upload: upload.y - msg.x0,
+                lambda msg, v, count: Upload(v + jnp.asarray(count, jax.tree.leaves(v.tree)[0].dtype) * msg.x0),
+            ),
             info=Info._fields,
             notes={"gradients": "sum", "steps": "mean", "noise_scale": "max"},
             reads=PRIMAL_DUAL | {"p": stationarity},

@@ -131,7 +131,8 @@ def _plan_file(options: argparse.Namespace) -> int:
     print(
         f"ε = {found.epsilon:.6g} at δ = {private.delta:g} ({found.method}) after {experiment.rounds} rounds, for the "
         f"worst client: {times} releases of {event.mechanism} noise {made.noise:.6g} C, C = {private.clip:g}, sampling "
-        f"{sample}, {event.relation}. A {unit} is hidden from the {adversary}. Way {made.theorem.way}: {made.theorem.about}"
+        f"{sample}, {event.relation}. A {unit} is hidden from the {adversary}. "
+        f"Way {made.theorem.way}: {made.theorem.about}"
     )
     if private.epsilon is not None and found.epsilon > private.epsilon:
         print(f"The run would end before its last round: ε = {private.epsilon:g} is granted.")

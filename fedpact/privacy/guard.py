@@ -112,8 +112,9 @@ def within(batch: Batch, reach: float | None) -> Batch:
     """The batch with its rows scaled down to a 2-norm of at most R."""
     if reach is None:
         return batch
-    length = jnp.linalg.norm(batch.x, axis=-1, keepdims=True)
-    return batch._replace(x=batch.x * jnp.minimum(1, reach / jnp.where(length > 0, length, 1)))
+    x = batch.x.astype(batch.weight.dtype) / 255 if batch.x.dtype == jnp.uint8 else batch.x
+    length = jnp.linalg.norm(x, axis=-1, keepdims=True)
+    return batch._replace(x=x * jnp.minimum(1, reach / jnp.where(length > 0, length, 1)))
 
 
 class Noisy:

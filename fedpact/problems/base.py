@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedpact.core.contract import Batch
+from fedpact.core.errors import require
 from fedpact.core.sparse import SparseRows
 from fedpact.core.vector import Vector
 
@@ -68,6 +69,17 @@ def linear_gradient(w: Vector, batch: Batch, residual: Any, scale: Any, l2: Any)
 def linear_penalty(w: Vector, l2: Any) -> Vector:
     """l2·w, the intercept unpenalised: the part of `linear_gradient` that no row enters."""
     return Vector({name: l2 * leaf if name == "w" else jnp.zeros_like(leaf) for name, leaf in w.tree.items()})
+
+
+def curvature(problem: Any, reach: float | None) -> tuple[float, float]:
+    """(s, L): −s ≤ the curvature of any f_i ≤ L where rows have 2-norm at most R and gradients are clipped by row.
+
+    For losses of one score ⟨x, w⟩ that are convex in it: clipping keeps their gradients monotone (`clipping`).
+    """
+    if not callable(getattr(problem, "curvature", None)):
+        hint = "Use way steps, or Logistic, NonconvexLogistic, LeastSquares or the printed MulticlassLogistic."
+        require(False, "problem", "a convex loss of one score for way convex", type(problem).__name__, hint=hint)
+    return problem.curvature(float(reach or 0))
 
 
 #: Up to this many rows or features λ_max comes from repeated squaring; beyond it, or for sparse rows, from Lanczos.

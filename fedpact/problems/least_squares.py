@@ -77,6 +77,10 @@ class LeastSquares:
         """Rows; accuracy means nothing here."""
         return {"rows": batch.rows}
 
+    def curvature(self, reach: float) -> tuple[float, float]:
+        """(0, L) for rows of 2-norm at most R."""
+        return 0.0, reach**2 + self.intercept + self.l2
+
     def lipschitz(self, batch: Batch) -> Any:
         """r_i."""
         d = batch.rows

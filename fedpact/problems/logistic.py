@@ -89,6 +89,10 @@ class Logistic:
         d = batch.rows
         return largest_eigenvalue(batch, self.intercept) / (4 * d) + self._penalty(d)
 
+    def curvature(self, reach: float) -> tuple[float, float]:
+        """(0, L) for rows of 2-norm at most R."""
+        return 0.0, (reach**2 + self.intercept) / 4 + self.l2
+
     def predict(self, w: Vector, x: Any) -> Any:
         """The probability of class 1."""
         return jax.nn.sigmoid(scores(w, x))

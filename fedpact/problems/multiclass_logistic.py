@@ -26,6 +26,7 @@ from fedpact.core.errors import is_number, require, require_flags, require_one_o
 from fedpact.core.settings import plain_fields
 from fedpact.core.vector import Vector
 from fedpact.problems.base import largest_eigenvalue
+from fedpact.problems.clipping import Clipped, clipped_dense
 from fedpact.problems.network import check_rows
 
 LOSSES = ("printed", "one_vs_rest", "softmax")
@@ -123,6 +124,26 @@ class MulticlassLogistic:
     def gradient(self, w: Vector, batch: Batch) -> Vector:
         """∇f_i(X)."""
         return self._gradient(w, self.scores(w, batch.x), batch)
+
+    def clipped(self, w: Vector, batch: Batch, clip: Any, norm: int) -> Clipped:
+        """Σ_j weight_j ∇ℓ_j, each clipped to norm C: a row's gradient is ∂ℓ/∂z (a, 1)ᵀ, a dense layer's."""
+        weights = w.tree["w"]
+        rows = self._inputs(batch.x, weights.dtype)
+        layer = {"w": weights[:, : self.inputs].T} | ({"b": weights[:, self.inputs]} if self.intercept else {})
+        found = clipped_dense({"x": layer}, lambda z: z, lambda z: self._losses(z, batch), rows, batch, clip, norm)
+        total = found.total.tree["x"]
+        both = [total["w"].T, total["b"][:, None]] if self.intercept else [total["w"].T]
+        return found._replace(total=Vector({"w": jnp.concatenate(both, axis=1)}))
+
+    def public_gradient(self, w: Vector, rows: Any) -> Vector:
+        """The part of ∇f_i that no row enters."""
+        return w.map(lambda a: self.beta * 2 * a / (1 + a**2) ** 2)
+
+    def curvature(self, reach: float) -> tuple[float, float]:
+        """(s, L) of the printed loss, the only one of a single score, for rows of 2-norm at most R."""
+        hint = 'Use loss="printed", or way steps.'
+        require(self.loss == "printed", "loss", '"printed" for way convex', self.loss, hint=hint)
+        return self.beta / 2, (reach**2 + self.intercept) / 4 + 2 * self.beta
 
     def counts(self, w: Vector, batch: Batch) -> dict[str, Any]:
         """Rows, and rows whose class has the largest score (26)."""

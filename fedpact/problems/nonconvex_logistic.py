@@ -79,6 +79,10 @@ class NonconvexLogistic:
         """s_i: ∇²f_i ⪰ −s_i I."""
         return jnp.asarray(self.beta / 2, batch.weight.dtype)
 
+    def curvature(self, reach: float) -> tuple[float, float]:
+        """(s, L) for rows of 2-norm at most R: the regulariser bends by −β/2 to 2β."""
+        return self.beta / 2, (reach**2 + self.intercept) / 4 + 2 * self.beta
+
     def predict(self, w: Vector, x: Any) -> Any:
         """The probability of class 1."""
         return self._loss.predict(w, x)

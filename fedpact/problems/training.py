@@ -22,6 +22,8 @@ from fedpact.core.errors import is_number, require, require_flags, require_posit
 from fedpact.core.private import Theorem
 from fedpact.core.vector import Vector
 
+EVERY_GRADIENT = "Every local gradient is noised; the rest is computed from them."
+
 
 class Trained(NamedTuple):
     """The point, the steps taken, and the mean loss of the last epoch's batches."""
@@ -146,9 +148,7 @@ def noised_steps(settings: Any, **fixed: Any) -> Theorem:
         require(value == wanted, name, f"{wanted!r} in a private run", value, hint=hint)
     size, epochs = settings.batch, settings.epochs
     steps = (lambda rows: epochs) if size is None else (lambda rows: epochs * math.ceil(rows / size))
-    return Theorem(
-        "steps", steps=steps, batch=size, about="Every local gradient is noised; the rest is computed from them."
-    )
+    return Theorem("steps", steps=steps, batch=size, about=EVERY_GRADIENT)
 
 
 def whole_upload() -> Theorem:
