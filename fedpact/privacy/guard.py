@@ -15,7 +15,6 @@ exact samplers, from a generator that the key seeds; `source="system"` draws eit
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -205,7 +204,7 @@ class Guard:
             if self.central:
                 return state, v
             v = self.noise(v, self.plan.noise * self.plan.private.clip, key)
-            return state, self.algorithm.packing.unpack(msg, v, 1)
+            return state, self.algorithm.packing.unpack(msg, v, jnp.ones((), dtype_of(v)))
         moved = self.plan.theorem.moved(self.plan.private.clip, batch.rows, t)
         sent = self.noise(Vector(upload), self.plan.noise * moved * (1 + MARGIN), key).tree
         return self.algorithm.commit(msg, before, sent), sent
@@ -215,11 +214,11 @@ class Guard:
         clients = len(self.plan.sizes)
         rho = getattr(self.plan.participation, "rho", None)
         amplified = self.plan.event(0).sampling == "poisson"
-        count = jnp.asarray(rho * clients) if amplified and rho is not None else cohort.count
         total = self.noise(cohort.sum(uploads), self.plan.noise * self.plan.private.clip, key)
+        count = jnp.asarray(rho * clients if amplified and rho is not None else cohort.count, dtype_of(total))
         return self.algorithm.packing.unpack(msg, total, count), Streamed(count)
 
 
-def dimension(upload: Any) -> int:
-    """Numbers in a release."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(upload))
+def dtype_of(v: Vector) -> Any:
+    """The type of a vector's numbers."""
+    return jax.tree.leaves(v.tree)[0].dtype
