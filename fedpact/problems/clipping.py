@@ -19,9 +19,9 @@ In floating point
 - Norms are bounds from above, by the worst that rounding and underflow can do, and C is taken 8 eps smaller: what a row
   adds is at most C, never C and an ulp. It costs no more than n·eps/4 of C for rows of n numbers (2e-5 of C for 784 in
   float32); rows of more than `NARROW` are added up in float64. The sum over rows rounds as sums do.
-- A row is refused, and counts as zero, where its gradient is not finite; where its norm is beyond the largest number
-  of the parameters' type, or P(x_j), P(h_jl), P(δ_jl) is on the way there (p = 2, float32: above 1.8e19); and where the
-  factor C/norm is below the smallest normal one. Whether it is depends on no other row.
+- A row is refused, and counts as zero, where its gradient is not finite; where ‖∇ℓ_j‖^p, or a P on the way to it, is
+  beyond the largest number of the parameters' type (p = 2, float32: norms above 1.8e19); and where C/‖∇ℓ_j‖ is below
+  the smallest normal one. Whether it is depends on no other row.
 - Zero means zero: 0·NaN is NaN, so the row itself is put to zero before products see it.
 """
 

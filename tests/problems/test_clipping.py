@@ -191,7 +191,7 @@ def test_the_sum_is_the_one_taken_row_by_row(problem, norm):
         assert int(got.refused) == 0
 
 
-@some([NETWORK], [SOFTMAX])
+@some([SOFTMAX], [NETWORK])
 def test_pixels_are_divided_and_normalised_first(problem):
     w, batch = drawn(problem), rows(problem, pixels=True)
     got = jax.jit(lambda w, batch: clipped_sum(problem, w, batch, 0.5))(w, batch)
@@ -230,7 +230,7 @@ def test_rows_and_what_is_public_are_the_whole_gradient(problem):
     same(apart.tree, whole.tree)
 
 
-@some([LEAST, NETWORK], [LOGISTIC, Owning(), *REST])
+@some([LEAST], [NETWORK, LOGISTIC, Owning(), *REST])
 def test_many_clients_at_once_are_one_after_the_other(problem):
     """Under vmap, one client having a row that is refused."""
     batches = [rows(problem, seed=k) for k in range(3)]
@@ -304,7 +304,7 @@ def test_one_row_adds_at_most_c(problem, dtype):
         size = sizes(got.total, norm)
         assert np.all(size <= clip)
         assert np.sum(size > clip * (1 - 1e-4)) > 60  # the bound is met, not only kept
-        assert 0 < np.sum(got.refused) < 400
+        assert np.sum(got.refused) < 400  # not kept by refusing what is large
 
 
 @pytest.mark.parametrize("norm", [2, pytest.param(1, marks=pytest.mark.drill)])
@@ -353,7 +353,7 @@ def test_rows_that_are_not_finite_are_zero_and_counted(problem, norm, bad):
     same(got._replace(refused=0), expected._replace(refused=0))
 
 
-@few
+@some([LEAST, NETWORK, Owning()], [LOGISTIC, *REST[:-1]])  # of OWN the tanh is flat out there: nothing to clip
 def test_rows_too_large_for_their_type_are_zero_and_counted(problem):
     """Squares of 1e25 are beyond float32: refused, not infinite; in float64 they are clipped."""
     w, batch = drawn(problem, dtype=np.float32), rows(problem, dtype=np.float32)
