@@ -22,7 +22,7 @@ from fedpact.report import curves, panels
 
 LEAD = (
     f"MNIST, 100 clients, 5 a round, {ROUNDS} rounds, 10 steps on 30 rows each; means over {{seeds}} seeds. Loss is "
-    "(1/N) Σ f_i on all training rows, without γ‖X‖₁, so that methods can be compared. η = 1/(ρ√(1+t)), for the printed "
+    "(1/N) Σ f_i on all training rows, without γ‖X‖₁, so that methods can be compared. η = 1/(ρ√(1+t)): the printed "
     "step diverges. The paper's noise, its ε by (20) with c_0 = 1 and G = 1, is no privacy guarantee."
 )
 EPSILONS, LOW = (10.0, 20.0, 30.0), 7.0

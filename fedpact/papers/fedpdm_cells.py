@@ -2,11 +2,11 @@
 
 MNIST split evenly over N = 100 clients, K = 5 a round, n = 785 (pixels/255 and a constant 1), β = 1e-2, γ = 1e-4,
 b = 30, ρ = 10, T = 300, δ = 1e-5. Three losses: (25) as printed, one-vs-rest, softmax. η^t = 1/(ρ√(1+t)): the printed
-1/√(1+t) diverges. Q = 10 local steps: half of a client's 600 rows. (20) with c_0 = 1 gives the ε of a round from that in
-all, and G = 1: the paper gives neither.
+1/√(1+t) diverges. Q = 10 local steps: half of a client's 600 rows. (20) with c_0 = 1 gives the ε of a round from that
+in all, and G = 1: the paper gives neither.
 
-A `Line` is what a figure draws: a name, a loss, what noise it has ("none"; "paper": (18)(19), no guarantee; "accounted":
-by a real accountant, for settings and options of `run` that carry it), the ε in all, and the settings.
+A `Line` is what a figure draws: a name, a loss, what noise it has ("none"; "paper": (18)(19), no guarantee;
+"accounted": by a real accountant, for settings and options of `run` that carry it), the ε in all, and the settings.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def tuned(study: Study, loss: str, name: str) -> Line:
     rate = RATE[settings.name]
 
     def search() -> float:
-        options = {"participation": CHOSEN / CLIENTS, "telemetry": "all", "evaluate_every": EVERY}
+        options: dict[str, Any] = {"participation": CHOSEN / CLIENTS, "telemetry": "all", "evaluate_every": EVERY}
         found = tune(settings, problem(loss), federation(), {rate: TUNED}, rounds=TUNE_ROUNDS, **options)
         return float(found.settings.to_dict()[rate])
 

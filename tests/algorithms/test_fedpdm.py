@@ -196,7 +196,7 @@ def test_memory_reaches_the_optimum_where_the_printed_mean_stalls():
     best = np.linalg.solve(a, b)
     error = lambda run: np.linalg.norm(flat(run.model.w) - best)
     assert error(quadratic_run(memory=True)) <= 1e-9
-    assert error(quadratic_run(memory=False)) >= 1e-2
+    assert error(quadratic_run(memory=False)) >= 0.1
 
 
 def test_everyone_needs_no_memory():
@@ -218,7 +218,7 @@ def objective(h, w):
     "h",
     [
         fp.L1(0.4),
-        fp.Box(-0.1, 0.2),
+        pytest.param(fp.Box(-0.1, 0.2), marks=pytest.mark.drill),
         pytest.param(fp.ElasticNet(0.4, 0.5), marks=pytest.mark.drill),
         pytest.param(fp.MCP(0.4, 2.0), marks=pytest.mark.drill),
     ],
@@ -386,6 +386,7 @@ def test_noise_is_reported_as_no_guarantee():
 # Runs
 
 
+@pytest.mark.drill
 def test_the_objective_of_a_regularised_run_is_not_measured_against_the_minimum_of_f():
     fed = fp.data.breast_cancer().split(clients=5, seed=0)
     (run,) = fp.compare([FedPDM(regulariser=fp.L1(1e-3))], fp.Logistic(l2=1e-2), fed, rounds=1, engine=ONE)
