@@ -17,6 +17,7 @@ import numpy as np
 from fedpact.core.history import History
 from fedpact.papers.claims import Claim, listed
 from fedpact.papers.fedpdm_cells import LOSSES, ROUNDS, Line, baselines, fedpdm, recorded, tuned
+from fedpact.papers.fedpdm_private import privacy
 from fedpact.papers.study import Study
 from fedpact.report import curves, panels
 
@@ -138,4 +139,5 @@ def fig2(study: Study, count: int | None) -> dict[str, Any]:
 FIGURES = {
     "fig1": ("loss and test accuracy under the paper's noise, three losses; 12 runs a seed", fig1),
     "fig2": ("against FedAvg, FedProx and SCAFFOLD, three losses; 27 runs a seed", fig2),
+    "privacy": ("accuracy against ε with a real accountant, four methods tuned; 96 runs", privacy),
 }

@@ -45,7 +45,7 @@ def room(batch: int, rows: int) -> int:
 
     if batch >= rows:
         return rows
-    return min(rows, int(binom.isf(OVERFLOW, rows, batch / rows)) + 1)
+    return int(np.searchsorted(-binom.sf(np.arange(rows), rows, batch / rows), -OVERFLOW))  # isf is no such quantile
 
 
 class Noise:
