@@ -514,7 +514,7 @@ def _run(
     scores = held_out(model, e.federation) if has_held_out(e.federation) else None
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
     given = [*_unmatched(e.federation), *_uncovered(e, loop.algorithm)]
-    spent = [] if account is None else account.statement()
+    spent = [] if account is None else [*account.statement(), *_refused(end.history)]
     notices = [*spent, *loop.algorithm.notices, *given, *verdict, *_worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
         remedy = f" To change that, {e.algorithm.remedy}."
@@ -537,6 +537,13 @@ def _run(
         folder,
         privacy=spending,
     )
+
+
+def _refused(history: History) -> list[str]:
+    """Where rows of a private run counted as zero: a sentence."""
+    most = int(np.nanmax(history.column("refused"))) if "refused" in history.columns else 0
+    what = "gradients that are not finite, or too large to be clipped; they count as zero. Scale the rows"
+    return [f"{most} rows had {what}."] if most else []
 
 
 def _kept(history: History) -> str:

@@ -19,10 +19,11 @@ from fedpact.run import run
 EPSILONS, FIRST = (1.0, 3.0, 7.0, 10.0, 20.0, 30.0), 7.0
 RATES, CLIPS, BATCH, STEPS, LOSS = (0.03, 0.1, 0.3), (0.3, 1.0), 60, 10, "softmax"
 LEAD = (
-    f"MNIST, softmax loss of the FedPDM experiments, {CLIENTS} clients, {CHOSEN} a round, {ROUNDS} rounds, {STEPS} noised "
-    f"steps a round on Poisson samples of {BATCH} of a client's 600 rows; {{seeds}}. (ε, δ) hides a record from the server, "
-    f"δ = {DELTA:g}, add-remove; the noise is calibrated for the client who takes part most. Rate and clip are chosen by "
-    "the training loss at ε = 7, the rate again at every other ε: that look at the data is not paid for, by none of them."
+    f"MNIST, softmax loss of the FedPDM experiments, {CLIENTS} clients, {CHOSEN} a round, {ROUNDS} rounds, {STEPS} "
+    f"noised steps a round on Poisson samples of {BATCH} of a client's 600 rows; {{seeds}}. (ε, δ) hides a record from "
+    f"the server, δ = {DELTA:g}, add-remove; the noise is calibrated for the client who takes part most. Rate and clip "
+    "are chosen by the training loss at ε = 7, the rate again at every other ε: that look at the data is not paid for, "
+    "by none of them."
 )
 METHODS = ("FedPDM", "FedAvg", "FedProx", "SCAFFOLD")
 

@@ -186,7 +186,7 @@ class Guard:
 
     def __init__(self, plan: Plan, problem: Any, algorithm: Any, source: str = "seed") -> None:
         private, theorem = plan.private, plan.theorem
-        self.plan, self.algorithm = plan, algorithm
+        self.plan, self.problem, self.algorithm = plan, problem, algorithm
         self.way, self.central = theorem.way, plan.central
         self.noise = Noise(private.mechanism, private.lattice, source)
         self.oracle: Any = None  # of way client: the problem's own
@@ -208,6 +208,13 @@ class Guard:
         moved = self.plan.theorem.moved(self.plan.private.clip, batch.rows, t)
         sent = self.noise(Vector(upload), self.plan.noise * moved * (1 + MARGIN), key).tree
         return self.algorithm.commit(msg, before, sent), sent
+
+    def measures(self, w: Vector, batch: Batch) -> dict[str, Any]:
+        """Rows whose gradient at the server's model is not finite, where records are clipped: they count as zero."""
+        if self.way == "client":
+            return {}
+        rows = within(batch, self.plan.private.reach)
+        return {"refused": clipped_sum(self.problem, w, rows, self.plan.private.clip, self.noise.norm).refused}
 
     def summed(self, msg: Any, uploads: Any, cohort: Any, key: Any) -> tuple[Any, Any]:
         """Where the server adds the noise: the uploads as their noised sum, and the cohort that it is of."""

@@ -74,6 +74,7 @@ _THEN = (
 _LAST = (
     Plot("descent", "Descent function of FedEPM against rounds", "Without noise it falls from round to round."),
     Plot("epsilon", "Accuracy asked of the clients' solves", "The largest ε_i; it shrinks. It is no privacy budget."),
+    Plot("refused", "Rows that count as zero", "Their gradients are not finite, or too large to be clipped."),
     Plot("noise_scale", "Scale of the noise on the uploads", "The largest of all clients' last uploads."),
     Plot("v", "Optimality gap V of FedADMM against rounds", "(7) of the paper; 0 at a stationary point."),
     Plot("p", "Optimality gap P of FedPDM against rounds", "(21) of the paper; 0 at a stationary point."),
