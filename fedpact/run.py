@@ -55,6 +55,8 @@ from fedpact.report import Progress, curves, lines_over, summary_table, write_re
 
 #: How the columns begin that say by how much a function exceeds its limit.
 LIMITED = ("constraint_", "worst_client")
+#: Columns that a private run may be stopped by: no training row enters them but through the released model.
+PUBLIC = ("round", "seconds", "test_loss", "test_accuracy")
 PRECISIONS = {"double": np.float64, "single": np.float32}
 
 
@@ -137,6 +139,11 @@ class Experiment:
         check_flat(loop.algorithm, self.problem, self.federation)
         if loop.algorithm.rows is not None:
             loop.algorithm.rows(self.federation.sizes)
+        for name in self.stop.reads if self.stop is not None and self.privacy is not None else ():
+            hint = (
+                "When a run ends is seen: use seconds or rounds, or the dataset's own test set, which counts as public."
+            )
+            require(name in PUBLIC, "stop rule of a private run", f"on {', '.join(PUBLIC)}", name, hint=hint)
         if self.stop is not None:
             loop.check_stop(_start(self), self.federation.features, PRECISIONS[self.precision], tested)
 
