@@ -39,7 +39,7 @@ from fedpact.core.participation import Everyone, Schedule, as_participation
 from fedpact.core.settings import Settings, plain
 from fedpact.core.stop import Never, Outcome, Rule
 from fedpact.data import Federation
-from fedpact.engines import HostEngine, LocalEngine, as_engine
+from fedpact.engines import DebugEngine, HostEngine, LocalEngine, as_engine
 from fedpact.folder import RunFolder, load
 from fedpact.metrics import has_held_out, held_out
 from fedpact.model import Model, as_host, plain_problem, problem_name, trained
@@ -123,12 +123,12 @@ class Experiment:
         hint = "A problem that is not JAX's runs there only."
         ok = not native or isinstance(self.engine, HostEngine)
         require(ok, "engine", f'"host" for {type(self.problem).__name__}', type(self.engine).__name__, hint=hint)
-        tested = isinstance(self.engine, (HostEngine, LocalEngine)) and len(self.federation.dataset.test) > 0
+        tested = not isinstance(self.engine, DebugEngine) and len(self.federation.dataset.test) > 0
         if self.telemetry is None:
             object.__setattr__(self, "telemetry", "test" if deep and tested and not self.algorithm.sips else "all")
         if self.telemetry not in ("all", "test"):
             raise unknown("telemetry", self.telemetry, ("all", "test"))
-        hint = 'It needs the engine "host" or "local" and a dataset with a test set, such as mnist.'
+        hint = 'It needs another engine than "debug" and a dataset with a test set, such as mnist.'
         require(self.telemetry == "all" or tested, "telemetry", '"all" here', self.telemetry, hint=hint)
         self.participation.check(self.seed, self.rounds, self.federation.clients)
         self._check_own()
