@@ -55,7 +55,7 @@ def private_run(
         noise = None if epsilon is None else one.config["privacy"]["noise"]
         h = one.history.last("regulariser") if "regulariser" in one.history.columns else 0.0
         ends = {"loss": one.history.end("objective") - h, "accuracy": one.history.end("test_accuracy")}
-        return ends | {"noise": noise, "said": one.notices[0], "outcome": one.outcome}
+        return ends | {"noise": noise, "outcome": one.outcome}
 
     what = f"{method}, rate {rate:g}, clip {clip:g}, ε {'none' if epsilon is None else f'{epsilon:g}'}, seed {seed}"
     key = {"algorithm": {"name": made.name, **made.to_dict()}, "clip": clip, "epsilon": epsilon, "rounds": ROUNDS}
