@@ -86,9 +86,8 @@ def clip_whole(v: Vector, clip: float, norm: int) -> Vector:
     fine = jnp.isfinite(largest)
     unit = jnp.where(fine & (largest > 0), largest, 1)  # so that squares neither overflow nor vanish
     v = v.map(lambda a: jnp.where(fine, a / unit, 0))
-    length = unit * (v.norm() if norm == 2 else v.norm1())
-    shrink = jnp.minimum(1, clip * (1 - MARGIN) / jnp.where(length > 0, length, 1))
-    return (unit * shrink) * v
+    length = v.norm() if norm == 2 else v.norm1()
+    return jnp.minimum(unit, clip * (1 - MARGIN) / jnp.where(length > 0, length, 1)) * v
 
 
 class Clipped:
