@@ -214,7 +214,7 @@ class Guard:
         clients = len(self.plan.sizes)
         rho = getattr(self.plan.participation, "rho", None)
         amplified = self.plan.event(0).sampling == "poisson"
-        count = jnp.asarray(rho * clients) if amplified and rho is not None else cohort.count
+        count = jnp.asarray(max(1.0, rho * clients)) if amplified and rho is not None else cohort.count
         total = self.noise(cohort.sum(uploads), self.plan.noise * self.plan.private.clip, key)
         return self.algorithm.packing.unpack(msg, total, count), Streamed(count)
 
