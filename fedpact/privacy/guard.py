@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
+from scipy.special import betainc
 
 from fedpact.core.contract import Batch, Streamed
 from fedpact.core.errors import InvalidArgument, require_one_of
@@ -42,11 +43,12 @@ SOURCES = ("seed", "system")
 
 def room(batch: int, rows: int) -> int:
     """Rows that a Poisson sample of mean B among d has room for."""
-    from scipy.stats import binom  # half a second, which no other command should wait
-
-    if batch >= rows:
-        return rows
-    return min(rows, int(binom.isf(OVERFLOW, rows, batch / rows)) + 1)
+    low, high = batch, rows  # more than `high` are drawn with less than that probability
+    while high - low > 1:
+        middle = (low + high) // 2
+        exceeded = betainc(middle + 1, rows - middle, batch / rows)  # P[Binomial(d, B/d) > middle]; binom.isf gives d
+        low, high = (middle, high) if exceeded > OVERFLOW else (low, middle)
+    return high
 
 
 class Noise:
