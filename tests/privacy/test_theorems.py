@@ -283,7 +283,9 @@ def test_more_local_steps_on_a_loss_that_is_not_convex_break_the_linear_recursio
     naive = 2 * 2 * eta * CLIP / d * (1 - (1 - eta * rho) ** steps) / (eta * rho)
     reached = float(jnp.linalg.norm(upload(0.0) - upload(1.0)))
     assert 100 * naive < reached <= d * naive, reached / naive  # 2C a step is the bound that needs nothing of the loss
-    with pytest.raises(fp.InvalidArgument, match="problem must be a convex loss of one score for way convex, got 'TwoL"):
+    with pytest.raises(
+        fp.InvalidArgument, match="problem must be a convex loss of one score for way convex, got 'TwoL"
+    ):
         settings.private("convex", problem, 1, 1.0, REACH)
 
 
