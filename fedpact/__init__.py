@@ -45,6 +45,7 @@ if _TYPE_CHECKING:
     from fedpact.core.participation import Covering, Everyone, Fraction, Independent, Poisson, Schedule
     from fedpact.engines import DebugEngine, HostEngine, LocalEngine
     from fedpact.model import Model
+    from fedpact.privacy import Private
     from fedpact.problems import (
         CNN1,
         CNN2,
@@ -127,6 +128,7 @@ __all__ = [
     "OutputError",
     "PerRow",
     "Poisson",
+    "Private",
     "Run",
     "Runs",
     "SFedAvg",
@@ -162,6 +164,7 @@ _OF = {
     "fedpact.core.participation": "Covering Everyone Fraction Independent Poisson Schedule",
     "fedpact.engines": "DebugEngine HostEngine LocalEngine",
     "fedpact.model": "Model",
+    "fedpact.privacy": "Private",
     "fedpact.problems": "CNN1 CNN2 L1 MCP Box ClientLoss Constrained ElasticNet Gap GroupL1 LeastSquares Logistic Loss "
     "Misses MulticlassLogistic Network NonconvexLogistic Norm1 Norm2 PerRow Softmax TwoLayer from_equinox from_flax "
     "optimum",

@@ -39,7 +39,7 @@ from fedpact.core.participation import Everyone, Schedule, as_participation
 from fedpact.core.settings import Settings, plain
 from fedpact.core.stop import Never, Outcome, Rule
 from fedpact.data import Federation
-from fedpact.engines import HostEngine, LocalEngine, as_engine
+from fedpact.engines import DebugEngine, HostEngine, LocalEngine, as_engine
 from fedpact.folder import RunFolder, load
 from fedpact.metrics import has_held_out, held_out
 from fedpact.model import Model, as_host, plain_problem, problem_name, trained
@@ -55,6 +55,8 @@ from fedpact.report import Progress, curves, lines_over, summary_table, write_re
 
 #: How the columns begin that say by how much a function exceeds its limit.
 LIMITED = ("constraint_", "worst_client")
+#: Columns that a private run may be stopped by: no training row enters them but through the released model.
+PUBLIC = ("round", "seconds", "test_loss", "test_accuracy")
 PRECISIONS = {"double": np.float64, "single": np.float32}
 
 
@@ -121,12 +123,12 @@ class Experiment:
         hint = "A problem that is not JAX's runs there only."
         ok = not native or isinstance(self.engine, HostEngine)
         require(ok, "engine", f'"host" for {type(self.problem).__name__}', type(self.engine).__name__, hint=hint)
-        tested = isinstance(self.engine, (HostEngine, LocalEngine)) and len(self.federation.dataset.test) > 0
+        tested = not isinstance(self.engine, DebugEngine) and len(self.federation.dataset.test) > 0
         if self.telemetry is None:
             object.__setattr__(self, "telemetry", "test" if deep and tested and not self.algorithm.sips else "all")
         if self.telemetry not in ("all", "test"):
             raise unknown("telemetry", self.telemetry, ("all", "test"))
-        hint = 'It needs the engine "host" or "local" and a dataset with a test set, such as mnist.'
+        hint = 'It needs another engine than "debug" and a dataset with a test set, such as mnist.'
         require(self.telemetry == "all" or tested, "telemetry", '"all" here', self.telemetry, hint=hint)
         self.participation.check(self.seed, self.rounds, self.federation.clients)
         self._check_own()
@@ -137,6 +139,11 @@ class Experiment:
         check_flat(loop.algorithm, self.problem, self.federation)
         if loop.algorithm.rows is not None:
             loop.algorithm.rows(self.federation.sizes)
+        for name in self.stop.reads if self.stop is not None and self.privacy is not None else ():
+            hint = (
+                "When a run ends is seen: use seconds or rounds, or the dataset's own test set, which counts as public."
+            )
+            require(name in PUBLIC, "stop rule of a private run", f"on {', '.join(PUBLIC)}", name, hint=hint)
         if self.stop is not None:
             loop.check_stop(_start(self), self.federation.features, PRECISIONS[self.precision], tested)
 
@@ -516,7 +523,7 @@ def _run(
     scores = held_out(model, e.federation) if has_held_out(e.federation) else None
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
     given = [*_unmatched(e.federation), *_uncovered(e, loop.algorithm)]
-    spent = [] if account is None else account.statement()
+    spent = [] if account is None else [*account.statement(), *_refused(end.history)]
     notices = [*spent, *loop.algorithm.notices, *given, *verdict, *_worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
         remedy = f" To change that, {e.algorithm.remedy}."
@@ -539,6 +546,13 @@ def _run(
         folder,
         privacy=spending,
     )
+
+
+def _refused(history: History) -> list[str]:
+    """Where rows of a private run counted as zero: a sentence."""
+    most = int(np.nanmax(history.column("refused"))) if "refused" in history.columns else 0
+    what = "gradients that are not finite, or too large to be clipped; they count as zero. Scale the rows"
+    return [f"{most} rows had {what}."] if most else []
 
 
 def _kept(history: History) -> str:

@@ -347,6 +347,7 @@ def accepted() -> dict[str, set[str]]:
         "algorithm": {"name", "preset"} | arguments(*ALGORITHMS.values()),
         "run": set(RUN_KEYS),
         "stop": set(STOPS),
+        "privacy": arguments(fp.Private),
     }
 
 

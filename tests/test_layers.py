@@ -16,7 +16,7 @@ ALLOWED = {
     "algorithms": {"core", "problems", "algorithms"},
     "engines": {"core", "problems", "engines"},
     "data": {"core", "problems", "data"},
-    "privacy": {"core", "privacy"},
+    "privacy": {"core", "problems", "privacy"},
     "report": {"core", "report"},
 }
 

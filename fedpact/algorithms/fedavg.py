@@ -242,8 +242,7 @@ def build_local(settings: Any, problem: Any, *, mu: float) -> Algorithm:
         model=lambda server: server.w,
         combine="sum",
         packing=Packing(  # of equal weights: w_i − w
-            lambda msg, upload: upload.weighted - msg.w,
-            lambda msg, v, count: Upload(v + jnp.asarray(count, jax.tree.leaves(v.tree)[0].dtype) * msg.w, count),
+            lambda msg, upload: upload.weighted - msg.w, lambda msg, v, count: Upload(v + count * msg.w, count)
         ),
         notes={"gradients": "sum"} | ({} if settings.epochs is None else {"train_loss": "mean"}),
         rows=check_draws(settings) if settings.epochs is None else check_batches(settings),

@@ -346,7 +346,7 @@ class FedPDM(Settings):
             commit=commit,
             packing=Packing(  # ỹ_i − x_0
                 lambda msg, upload: upload.y - msg.x0,
-                lambda msg, v, count: Upload(v + jnp.asarray(count, jax.tree.leaves(v.tree)[0].dtype) * msg.x0),
+                lambda msg, v, count: Upload(v + count * msg.x0),
             ),
             info=Info._fields,
             notes={"gradients": "sum", "steps": "mean", "noise_scale": "max"},

@@ -1,4 +1,4 @@
-"""What privacy costs and has cost: `fedpact privacy plan` and `privacy ledger`."""
+"""What privacy costs, has cost, and whether it holds: `fedpact privacy plan`, `privacy ledger` and `privacy audit`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedpact.core.files import json_text
 
 def add_privacy(commands: Any, add_json: Callable[[argparse.ArgumentParser], None]) -> None:
     """`fedpact privacy …` on the command line."""
-    text = "Plan what privacy will cost, or read what a run has spent: 'privacy plan', 'privacy ledger RUN'."
+    text = "Plan what privacy will cost, read what a run has spent, or attack it: 'privacy plan', 'ledger', 'audit'."
     privacy = commands.add_parser("privacy", help=text, description=text)
     add_json(privacy)
-    below = privacy.add_subparsers(title="commands", required=True, metavar="COMMAND", help="plan or ledger")
+    below = privacy.add_subparsers(title="commands", required=True, metavar="COMMAND", help="plan, ledger or audit")
 
     about = "Give an experiment file, or two of --noise, --rounds and --epsilon (at --delta) and get the third."
     sub = below.add_parser("plan", help=about, description=about)
@@ -46,6 +46,21 @@ def add_privacy(commands: Any, add_json: Callable[[argparse.ArgumentParser], Non
     sub.set_defaults(command=ledger)
     sub.add_argument("run", metavar="RUN", help="folder of the run, or its ledger.jsonl")
     sub.add_argument("--delta", type=float, default=1e-5, metavar="D", help="δ of (ε, δ) (default: %(default)s)")
+    _json(sub)
+
+    about = (
+        "Attack private modes with canaries: a lower bound on ε beside the one claimed. Without FILE, every mode, the "
+        "papers' own noises, and runs broken on purpose, which the attack must find."
+    )
+    sub = below.add_parser("audit", help="attack private modes with canaries", description=about)
+    sub.set_defaults(command=audit)
+    sub.add_argument("file", nargs="?", metavar="FILE", help="experiment file: attack its algorithm and [privacy]")
+    sub.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="changes", help="of the file: a changed setting"
+    )
+    sub.add_argument("--kind", action="append", metavar="KIND", help="modes, faults or papers (default: all)")
+    sub.add_argument("--trials", type=int, default=200_000, metavar="N", help="runs in each world (%(default)s)")
+    sub.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of the bound (default: %(default)s)")
     _json(sub)
 
 
@@ -137,6 +152,42 @@ def _plan_file(options: argparse.Namespace) -> int:
     if private.epsilon is not None and found.epsilon > private.epsilon:
         print(f"The run would end before its last round: ε = {private.epsilon:g} is granted.")
     return 0
+
+
+def audit(options: argparse.Namespace) -> int:
+    """`fedpact privacy audit`: 0 where every claim that should stand does, and no other."""
+    from fedpact import audit as auditing
+
+    if options.file is not None and options.kind:
+        raise InvalidArgument("audit must be of a FILE or of a --kind, got both. Leave one out.")
+    if options.file is not None:
+        from fedpact.experiment import build, read
+
+        experiment, _ = build(read(options.file, options.changes))
+        cases = [("modes", auditing.case_of(experiment))]
+    else:
+        cases = auditing.cases(options.kind or tuple(auditing.KINDS))
+    found = []
+    for kind, case in cases:
+        one = auditing.audit(case, options.trials, options.confidence)
+        found.append((kind, one))
+        if not options.json:
+            verdict = "refuted" if one.broken else "stands"
+            print(
+                f"{kind:6}  claimed ε {one.claimed:<6.4g} at least {one.bound:<6.4g} {verdict:8} {case.name}",
+                flush=True,
+            )
+    fine = auditing.as_expected(found)
+    if options.json:
+        rows = [
+            {"kind": kind, "case": a.case.name, "claimed": a.claimed, "bound": a.bound, "broken": a.broken}
+            | {"delta": a.delta, "confidence": a.confidence, "trials": a.trials}
+            for kind, a in found
+        ]
+        print(json_text({"as_expected": fine, "cases": rows}), end="")
+    else:
+        print("every private mode stands, and every fault was found" if fine else "NOT as expected: see above")
+    return 0 if fine else 1
 
 
 def ledger(options: argparse.Namespace) -> int:

@@ -103,8 +103,10 @@ class Loop:
             state, upload = self.guard.released(msg, client, state, batch, upload, t, key(Purpose.NOISE))
         return state, upload, notes
 
-    def _measure_one(self, msg: Any, batch: Batch, client: Any) -> Any:
-        return self.algorithm.measure(msg, client, batch)
+    def _measure_one(self, shared: Any, batch: Batch, client: Any) -> Any:
+        seen, w = shared
+        more = {} if self.guard is None else self.guard.measures(w, batch)
+        return self.algorithm.measure(seen, client, batch) | more
 
     def _test_one(self, w: Any, batch: Batch) -> Any:
         value = getattr(self.problem, "test_value", None) or (lambda w, b: self.problem.value_and_gradient(w, b)[0])
@@ -138,14 +140,15 @@ class Loop:
     def _measure_all(self, state: State, data: Any, t: Any) -> dict[str, Any]:
         """Means of f_i and of what the algorithm adds, over all clients."""
         seen = (self.algorithm.observe or self.algorithm.broadcast)(state.server)
-        sums = self.engine.total(self._measure_one, seen, data, state.clients, where=(t, "measure"))
+        shared = (seen, self.algorithm.model(state.server))
+        sums = self.engine.total(self._measure_one, shared, data, state.clients, where=(t, "measure"))
         clients = self.engine.clients_of(data).shape[0]
         row = {"objective": sums.pop("objective") / clients, "gradient": (sums.pop("gradient") / clients).norm2()}
         rows = sums.pop("rows")
         if "correct" in sums:
             row["accuracy"] = sums.pop("correct") / rows
         for name, total in sums.items():
-            how = self.algorithm.reads.get(name, "mean")
+            how = self.algorithm.reads.get(name, "sum" if name == "refused" else "mean")
             row[name] = (READS[how] if isinstance(how, str) else how)(total, clients)
         return row
 

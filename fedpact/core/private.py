@@ -37,4 +37,4 @@ class Packing(NamedTuple):
     """
 
     pack: Callable[[Any, Any], Any]  # (Broadcast, Upload) -> Vector
-    unpack: Callable[[Any, Any, Any], Any]  # (Broadcast, Vector, how many it is the sum of) -> Upload
+    unpack: Callable[[Any, Any, Any], Any]  # (Broadcast, Vector, how many it is the sum of, an array) -> Upload

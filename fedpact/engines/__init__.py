@@ -8,10 +8,11 @@ from fedpact.core.errors import require, unknown
 from fedpact.engines.debug import DebugEngine
 from fedpact.engines.host import HostEngine
 from fedpact.engines.local import LocalEngine
+from fedpact.engines.ray import RayEngine
 
-__all__ = ["DebugEngine", "HostEngine", "LocalEngine", "as_engine"]
+__all__ = ["DebugEngine", "HostEngine", "LocalEngine", "RayEngine", "as_engine"]
 
-ENGINES = {"debug": DebugEngine, "host": HostEngine, "local": LocalEngine}
+ENGINES = {"debug": DebugEngine, "host": HostEngine, "local": LocalEngine, "ray": RayEngine}
 
 
 def as_engine(engine: Any) -> Any:

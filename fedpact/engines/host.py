@@ -46,7 +46,7 @@ class Rows:
         self.x = jnp.asarray(x if x.dtype == np.uint8 else x.astype(dtype))
         self.y = jnp.asarray(dataset.y.astype(dtype))
         self.index, self.test, self.dtype = federation.rows, dataset.test, np.dtype(dtype)
-        self.widths = _widths(federation.sizes)
+        self.widths = padded_widths(federation.sizes)
         self.programs: dict[Any, Any] = {}
         self.compile: Callable[..., Any] = jax.jit
         self.at_once: int | None = None
@@ -62,7 +62,7 @@ class Rows:
         return index, weight
 
 
-def _widths(sizes: np.ndarray) -> list[int]:
+def padded_widths(sizes: np.ndarray) -> list[int]:
     """The largest size, and two thirds of it again and again: few programs, little padding."""
     widths = [int(sizes.max())]
     while widths[-1] * 2 // 3 >= max(int(sizes.min()), 1):

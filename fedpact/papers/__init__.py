@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpact.core.errors import require
-from fedpact.papers import fedadmm, fedepm, inexact_admm, ssca
+from fedpact.papers import fedadmm, fedepm, fedpdm, inexact_admm, ssca
 from fedpact.papers.study import DECIDING, Study, source_digest
 
 __all__ = ["PAPERS", "redraw"]
@@ -18,6 +18,7 @@ PAPERS: dict[str, dict[str, Any]] = {
     "inexact_admm": inexact_admm.FIGURES,
     "fedadmm": fedadmm.FIGURES,
     "ssca": ssca.FIGURES,
+    "fedpdm": fedpdm.FIGURES,
 }
 
 
@@ -37,7 +38,7 @@ def redraw(
     """
     _, draw = PAPERS[paper][figure]
     counted = "count" in inspect.signature(draw).parameters
-    hint, least = "The number of its runs is fixed.", 1 if paper == "ssca" else 2  # others draw spreads
+    hint, least = "The number of its runs is fixed.", 1 if paper in ("ssca", "fedpdm") else 2  # others draw spreads
     require(trials is None or counted, "trials", f"left out for {paper} {figure}", trials, hint=hint)
     require(trials is None or trials >= least, "trials", f"an integer of at least {least}", trials)
     by_cell = "cells" in inspect.signature(draw).parameters

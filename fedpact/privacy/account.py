@@ -105,8 +105,8 @@ class Account:
         elif each.shape[1] <= FEW:
             lines = {f"client {i}": each[:, i] for i in range(each.shape[1])}
         else:
-            order = np.argsort(each[-1], kind="stable")
-            named = {"largest": order[-1], "median": order[len(order) // 2], "least": order[0]}
+            order = np.argsort(-each[-1], kind="stable")
+            named = {"largest": order[0], "median": order[len(order) // 2], "least": order[-1]}
             lines = {f"{name} (client {i})": each[:, i] for name, i in named.items()}
         return {"rounds": at, "epsilon": {name: values.tolist() for name, values in lines.items()}}
 

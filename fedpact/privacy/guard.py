@@ -15,7 +15,6 @@ exact samplers, from a generator that the key seeds; `source="system"` draws eit
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -23,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from scipy.special import betainc
 
 from fedpact.core.contract import Batch, Streamed
 from fedpact.core.errors import InvalidArgument, require_one_of
@@ -43,12 +41,11 @@ SOURCES = ("seed", "system")
 
 def room(batch: int, rows: int) -> int:
     """Rows that a Poisson sample of mean B among d has room for."""
-    low, high = batch, rows  # more than `high` are drawn with less than that probability
-    while high - low > 1:
-        middle = (low + high) // 2
-        exceeded = betainc(middle + 1, rows - middle, batch / rows)  # P[Binomial(d, B/d) > middle]; binom.isf gives d
-        low, high = (middle, high) if exceeded > OVERFLOW else (low, middle)
-    return high
+    from scipy.stats import binom  # half a second, which no other command should wait
+
+    if batch >= rows:
+        return rows
+    return int(np.searchsorted(-binom.sf(np.arange(rows), rows, batch / rows), -OVERFLOW))  # isf is no such quantile
 
 
 class Noise:
@@ -188,7 +185,7 @@ class Guard:
 
     def __init__(self, plan: Plan, problem: Any, algorithm: Any, source: str = "seed") -> None:
         private, theorem = plan.private, plan.theorem
-        self.plan, self.algorithm = plan, algorithm
+        self.plan, self.problem, self.algorithm = plan, problem, algorithm
         self.way, self.central = theorem.way, plan.central
         self.noise = Noise(private.mechanism, private.lattice, source)
         self.oracle: Any = None  # of way client: the problem's own
@@ -206,21 +203,29 @@ class Guard:
             if self.central:
                 return state, v
             v = self.noise(v, self.plan.noise * self.plan.private.clip, key)
-            return state, self.algorithm.packing.unpack(msg, v, 1)
+            return state, self.algorithm.packing.unpack(msg, v, jnp.ones((), dtype_of(v)))
         moved = self.plan.theorem.moved(self.plan.private.clip, batch.rows, t)
         sent = self.noise(Vector(upload), self.plan.noise * moved * (1 + MARGIN), key).tree
         return self.algorithm.commit(msg, before, sent), sent
+
+    def measures(self, w: Vector, batch: Batch) -> dict[str, Any]:
+        """Rows whose gradient at the server's model is not finite, where records are clipped: they count as zero."""
+        if self.way == "client":
+            return {}
+        rows = within(batch, self.plan.private.reach)
+        return {"refused": clipped_sum(self.problem, w, rows, self.plan.private.clip, self.noise.norm).refused}
 
     def summed(self, msg: Any, uploads: Any, cohort: Any, key: Any) -> tuple[Any, Any]:
         """Where the server adds the noise: the uploads as their noised sum, and the cohort that it is of."""
         clients = len(self.plan.sizes)
         rho = getattr(self.plan.participation, "rho", None)
         amplified = self.plan.event(0).sampling == "poisson"
-        count = jnp.asarray(max(1.0, rho * clients)) if amplified and rho is not None else cohort.count
         total = self.noise(cohort.sum(uploads), self.plan.noise * self.plan.private.clip, key)
+        expected = cohort.count if rho is None or not amplified else max(1.0, rho * clients)
+        count = jnp.asarray(expected, dtype_of(total))
         return self.algorithm.packing.unpack(msg, total, count), Streamed(count)
 
 
-def dimension(upload: Any) -> int:
-    """Numbers in a release."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(upload))
+def dtype_of(v: Vector) -> Any:
+    """The type of a vector's numbers."""
+    return jax.tree.leaves(v.tree)[0].dtype

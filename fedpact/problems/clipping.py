@@ -19,9 +19,9 @@ In floating point
 - Norms are bounds from above, by the worst that rounding and underflow can do, and C is taken 8 eps smaller: what a row
   adds is at most C, never C and an ulp. It costs no more than n·eps/4 of C for rows of n numbers (2e-5 of C for 784 in
   float32); rows of more than `NARROW` are added up in float64. The sum over rows rounds as sums do.
-- A row is refused, and counts as zero, where its gradient is not finite; where its norm is beyond the largest number
-  of the parameters' type, or P(x_j), P(h_jl), P(δ_jl) is on the way there (p = 2, float32: above 1.8e19); and where the
-  factor C/norm is below the smallest normal one. Whether it is depends on no other row.
+- A row is refused, and counts as zero, where its gradient is not finite; where ‖∇ℓ_j‖^p, or a P on the way to it, is
+  beyond the largest number of the parameters' type (p = 2, float32: norms above 1.8e19); and where C/‖∇ℓ_j‖ is below
+  the smallest normal one. Whether it is depends on no other row.
 - Zero means zero: 0·NaN is NaN, so the row itself is put to zero before products see it.
 """
 
@@ -43,8 +43,9 @@ from fedpact.problems.layers import dense
 
 #: Up to so many numbers a row |a|^p is added up in the row's own type.
 NARROW = 4096
-#: So many numbers may the gradients have that are held at once, where every row gets its own.
-AT_ONCE = 2**22
+#: So many numbers are held at once where every row gets its own gradient. (Larger chunks leave the caches, and XLA is
+#: slow at a product for each of several rows: a network's go one after the other.)
+AT_ONCE = 2**13
 
 
 class Clipped(NamedTuple):
@@ -76,9 +77,9 @@ def public_gradient(problem: Any, w: Vector, rows: Any) -> Vector:
 def clipped_linear(w: Vector, batch: Batch, losses: Any, residual: Any, clip: Any, norm: int) -> Clipped:
     """For gradients r_j (x_j, 1), r_j = ∂ℓ_j/∂⟨x_j, w⟩; `w` has "w", and "b" where there is an intercept."""
     dtype = w.tree["w"].dtype
-    norms = jnp.abs(residual) * _root(row_powers(batch.x, norm) + ("b" in w.tree), norm)
-    sound, share = _shares(norms, batch.weight, clip, dtype)
-    c = jnp.where(sound, share * residual, 0).astype(dtype)
+    norms = jnp.abs(residual) * _root(row_powers(batch.x, norm, dtype) + ("b" in w.tree), norm)
+    sound, share = _shares(norms, batch.weight, clip)
+    c = jnp.where(sound, share * residual, 0)
     total = {"w": _without_refused(lambda x: c @ x, batch.x, sound)}
     if "b" in w.tree:
         total["b"] = jnp.sum(c)
@@ -95,7 +96,7 @@ def clipped_dense(
     norm: int,
 ) -> Clipped:
     """For dense layers, first to last, with an activation in between; `losses` is of the last one's outputs."""
-    *before, last = layers.values()
+    (*before, last), dtype = layers.values(), inputs.dtype
 
     def forward(shifts: list[Any]) -> tuple[Any, list[Any]]:
         h = [inputs]
@@ -103,16 +104,16 @@ def clipped_dense(
             h.append(activation(dense(h[-1], layer) + shift))
         return losses(dense(h[-1], last) + shifts[-1]), h
 
-    nowhere = [jnp.zeros((inputs.shape[0], layer["w"].shape[1]), inputs.dtype) for layer in layers.values()]
+    nowhere = [jnp.zeros((inputs.shape[0], layer["w"].shape[1]), dtype) for layer in layers.values()]
     rows, pull, h = jax.vjp(forward, nowhere, has_aux=True)
     # δ_jl is the derivative at the l-th layer's outputs. Norm and product must see the same numbers.
     h, delta = lax.optimization_barrier((h, pull(jnp.ones_like(rows))[0]))
     power = sum(
-        row_powers(d, norm) * (row_powers(a, norm) + ("b" in layer))
+        row_powers(d, norm, dtype) * (row_powers(a, norm, dtype) + ("b" in layer))
         for layer, a, d in zip(layers.values(), h, delta, strict=True)
     )
-    sound, share = _shares(_root(power, norm), batch.weight, clip, inputs.dtype)
-    scaled = [jnp.where(sound[:, None], share[:, None] * d, 0).astype(d.dtype) for d in delta]
+    sound, share = _shares(_root(power + float(jnp.finfo(dtype).tiny), norm), batch.weight, clip)
+    scaled = [jnp.where(sound[:, None], share[:, None] * d, 0) for d in delta]
     products = lambda h: [a.T @ d for a, d in zip(h, scaled, strict=True)]
     total = {
         name: {"w": g} | ({"b": jnp.sum(d, axis=0)} if "b" in layers[name] else {})
@@ -125,53 +126,51 @@ def clipped_dense(
 
 
 def clipped_rows(problem: Any, w: Vector, batch: Batch, clip: Any, norm: int) -> Clipped:
-    """The gradient of every row's own loss, of as many rows at once as AT_ONCE numbers hold.
+    """The gradient of every row's own loss: one row after the other, of small models as many as AT_ONCE numbers hold.
 
     A row is a batch of its own: a loss that looks at other rows (running means) sees none.
     """
     count, dtype = batch.y.shape[0], jax.tree.leaves(w.tree)[0].dtype
     size = max(1, min(count, AT_ONCE // w.size))
-    chunks = -(-count // size)
+    places = jnp.arange(-(-count // size) * size).reshape(-1, size)
 
-    def own(v: Vector, x: Any, y: Any) -> Any:
-        return problem.losses(v, Batch(x[None], y[None], jnp.ones(1, dtype), batch.client))[0]
+    def one(x: Any, y: Any, weight: Any) -> Clipped:
+        row = Batch(x[None], y[None], weight[None], batch.client)
+        alone = row._replace(weight=jnp.ones(1, dtype))
+        loss, g = lax.optimization_barrier(jax.value_and_grad(lambda v: problem.losses(v, alone)[0])(w))
+        power = sum(row_powers(leaf[None], norm, dtype) for leaf in jax.tree.leaves(g))
+        sound, share = _shares(_root(power, norm), row.weight, clip)
+        total = g.map(lambda a: jnp.where(sound[0], share[0] * a, 0))
+        return _result(total, sound, row, loss)
 
-    def part(at: Any) -> Clipped:
+    def some(at: Any) -> Clipped:
         inside = jnp.minimum(at, count - 1)
-        weight = jnp.where(at < count, batch.weight[inside], 0)
-        some = Batch(batch.x[inside], batch.y[inside], weight, batch.client)
-        losses, g = jax.vmap(jax.value_and_grad(own), (None, 0, 0))(w, some.x, some.y)
-        g = lax.optimization_barrier(g)  # norm and sum must see the same numbers
-        power = sum(row_powers(leaf, norm) for leaf in jax.tree.leaves(g))
-        sound, share = _shares(_root(power, norm), weight, clip, dtype)
-        return _result(g.map(lambda a: _weighted(share.astype(dtype), sound, a)), sound, some, losses)
+        rows = batch.x[inside], batch.y[inside], jnp.where(at < count, batch.weight[inside], 0)
+        if size == 1:
+            return one(*(a[0] for a in rows))
+        each = jax.vmap(one)(*rows)  # a product with ones is a sum over rows, a hundred times as fast
+        return jax.tree.map(lambda a: jnp.ones(size, a.dtype) @ a.reshape(size, -1), each)
 
-    if chunks == 1:
-        return part(jnp.arange(count))
-    add = lambda total, at: (jax.tree.map(jnp.add, total, part(at)), None)
-    places = jnp.arange(chunks * size).reshape(chunks, size)
-    start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(part, places[0]))
-    return lax.scan(add, start, places)[0]
-
-
-def _weighted(share: Any, sound: Any, a: Any) -> Any:
-    """Σ_j share_j a_j."""
-    by_row = lambda v: v.reshape(-1, *(1,) * (a.ndim - 1))
-    return jnp.sum(jnp.where(by_row(sound), by_row(share) * a, 0), axis=0)
+    add = lambda total, at: (jax.tree.map(lambda t, a: t + a.reshape(t.shape), total, some(at)), None)
+    zero = Clipped(w.map(jnp.zeros_like), jnp.zeros((), jnp.int32), jnp.zeros((), dtype))
+    return lax.scan(add, zero, places)[0]
 
 
 # Norms and factors
 
 
-def row_powers(a: Any, norm: int) -> Any:
-    """P of every row, a bound from above in float64: the computed sum over 1 − n·eps/2, and what n underflows lose."""
-    absolute = jnp.abs if norm == 1 else jnp.square
+def row_powers(a: Any, norm: int, dtype: Any) -> Any:
+    """P of every row, a bound from above: the computed sum over 1 − n·eps/2, and what n underflows lose."""
     sparse = isinstance(a, SparseRows)
-    width = a.longest * ROW if sparse else a.size // a.shape[0]
-    dtype = a.dtype if width <= NARROW and jnp.issubdtype(a.dtype, jnp.floating) else jnp.dtype(jnp.float64)
-    each = lambda values: absolute(values.astype(dtype))
-    power = a.row_sums(each) if sparse else jnp.sum(each(a).reshape(a.shape[0], width), axis=1)
-    return power.astype(jnp.float64) / (1 - width * _eps(dtype) / 2) + width * float(jnp.finfo(dtype).tiny)
+    rows, width = a.shape[0], a.longest * ROW if sparse else a.shape[-1] if a.ndim > 1 else 1
+    narrow = dtype if width <= NARROW else jnp.float64
+    each = lambda values: (jnp.abs if norm == 1 else jnp.square)(values.astype(narrow))
+    power = a.row_sums(each) if sparse else jnp.sum(each(a.reshape(rows, -1, width)), axis=-1)
+    many = 1 if sparse else a.size // (rows * width)
+    if many > 1:
+        power = jnp.sum(power.astype(jnp.float64), axis=-1)
+    off = width * _eps(narrow) / 2 + many * _eps(jnp.float64)
+    return power.reshape(rows).astype(dtype) / (1 - off) + many * width * float(jnp.finfo(dtype).tiny)
 
 
 def _root(power: Any, norm: int) -> Any:
@@ -182,11 +181,12 @@ def _eps(dtype: Any) -> float:
     return float(jnp.finfo(dtype).eps)
 
 
-def _shares(norms: Any, weight: Any, clip: Any, dtype: Any) -> tuple[Any, Any]:
-    """Which rows are not refused, and weight_j · min(1, C/‖∇ℓ_j‖) of them in float64."""
-    limits = jnp.finfo(dtype)
-    factor = jnp.minimum(1, jnp.asarray(clip, jnp.float64) * (1 - 8 * _eps(dtype)) / norms)
-    sound = (norms <= float(limits.max)) & (factor >= float(limits.tiny))
+def _shares(norms: Any, weight: Any, clip: Any) -> tuple[Any, Any]:
+    """Which rows are not refused, and weight_j · min(1, C/‖∇ℓ_j‖) of them."""
+    limits = jnp.finfo(norms.dtype)
+    most = jnp.asarray(clip, norms.dtype) * (1 - 8 * _eps(norms.dtype))
+    factor = jnp.minimum(1, most / norms)
+    sound = (norms <= limits.max) & (factor >= limits.tiny)
     return sound, jnp.where(sound, weight * factor, 0)
 
 
@@ -242,9 +242,13 @@ def _check_sum(problem: Any, features: int, dtype: Any) -> None:
     w = jax.tree.map(lambda a: wave(a, 1) / 2, problem.init(features, dtype))
     ones = jnp.ones(2, dtype)
     batch = Batch(wave(jnp.zeros((2, features), dtype), 2), jnp.arange(2, dtype=dtype), ones, jnp.asarray(0, jnp.int32))
-    whole = problem.gradient(w, batch)
-    apart = clipped_sum(problem, w, batch, float("inf")).total / 2 + public_gradient(problem, w, batch.rows)
-    gap, scale = float((whole - apart).norm()), float(whole.norm())
+
+    def compare(w: Vector) -> tuple[Any, Any]:
+        whole = problem.gradient(w, batch)
+        apart = clipped_sum(problem, w, batch, float("inf")).total / 2 + public_gradient(problem, w, batch.rows)
+        return (whole - apart).norm(), whole.norm()
+
+    gap, scale = map(float, jax.jit(compare)(w))
     what = "the mean over rows of that of losses(w, batch), and public_gradient(w, rows)"
     hint = "Give it public_gradient(w, rows): the gradient of what no row enters, such as a regulariser's l2 * w."
     near = not scale < float("inf") or gap <= 1e-3 * scale + 1e-6

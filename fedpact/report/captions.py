@@ -74,8 +74,13 @@ _THEN = (
 _LAST = (
     Plot("descent", "Descent function of FedEPM against rounds", "Without noise it falls from round to round."),
     Plot("epsilon", "Accuracy asked of the clients' solves", "The largest ε_i; it shrinks. It is no privacy budget."),
+    Plot("refused", "Rows that count as zero", "Their gradients are not finite, or too large to be clipped."),
     Plot("noise_scale", "Scale of the noise on the uploads", "The largest of all clients' last uploads."),
     Plot("v", "Optimality gap V of FedADMM against rounds", "(7) of the paper; 0 at a stationary point."),
+    Plot("p", "Optimality gap P of FedPDM against rounds", "(21) of the paper; 0 at a stationary point."),
+    Plot("regulariser", "Regulariser h at the model", "It is part of the objective."),
+    Plot("sparsity", "Share of parameters that are 0"),
+    Plot("steps", "Local steps of the round's clients", "Mean."),
     Plot("epochs", "Epochs of the round's clients", "Mean; drawn from 1..E where the work varies."),
     Plot("eta", "Server's step η"),
     Plot("rho", "Penalty ρ", without="gamma"),

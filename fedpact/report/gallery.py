@@ -64,8 +64,8 @@ def plots_section(
         mine = [run if _means(run, one) else _without(run, one.y) for run in runs]
         if not any(measured(run, one.x, one.y) for run in mine) or (one.gap and reference is None):
             return ""
-        if one.y == "noise_scale" and not any(np.any(points(run, one.x, one.y)[1]) for run in mine):
-            return ""  # there was no noise
+        if one.y in ("noise_scale", "refused") and not any(np.any(points(run, one.x, one.y)[1]) for run in mine):
+            return ""  # there was none
         detail = one.detail
         if one.gap:
             detail += f" The minimum is {whose}, {reference:.10g}; a run that reaches it leaves the logarithmic scale."

@@ -41,6 +41,7 @@ SMALL = {
     "fedadmm": {"epochs": 2, "vary": False, "rate": 0.05},
     "scaffold": {"epochs": 2, "rate": 0.05},
     "fedsgd": {"rate": 0.05},
+    "fedpdm": {"rho": 4.0, "steps": 3},
     "ssca": {"tau": 0.5},
     "local_sgd": {"steps": 2, "momentum": 0.5},
     "vertical_ssca": {"tau": 0.5},
@@ -53,6 +54,7 @@ RANDOM = {
     "fedadmm-batch": fp.FedADMM(
         epochs=2, batch=3, short=True, weights="rows", start="local", message="augmented", rho=1
     ),
+    "fedpdm-batch": fp.FedPDM(rho=4.0, steps=3, batch=3, memory=True),
     "ssca-batch": fp.SSCA(batch=3, tau=0.5),
     "local_sgd-batch": fp.LocalSGD(steps=2, batch=3, momentum=0.5),
     "vertical_ssca-batch": fp.VerticalSSCA(batch=5, tau=0.5),

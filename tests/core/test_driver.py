@@ -116,13 +116,21 @@ def test_the_debug_engine_raises_there_and_then():
         run_toy(toy(explodes=(3, 2)))
 
 
-def test_what_the_server_acknowledged_is_committed():
-    """The client's state after a round is commit(broadcast, state, upload): here w + n(i+1) in place of n."""
-    commit = lambda msg, state, released: ClientState(state.times + 0 * released.w.tree["w"][0] + 100)
-    _, end = run_toy(toy(commit=commit), cohorts=((0, 3), (0,)))
-    # client 0: 0 → 1 + 100, then 102 + 100; client 3: 101. Mean over four: (202 + 101)/4.
-    assert end.history.column("times")[-1] == (202 + 101) / 4
-    assert end.history.column("objective")[-1] == 1.5 + 2.5 + 102
+def test_what_a_guard_releases_is_sent_and_what_it_keeps_is_kept():
+    """The guard sees the state before the step and after it; the server gets the upload that the guard returns."""
+
+    class Twice:
+        oracle, central = None, False
+
+        def released(self, msg, before, state, batch, upload, t, key):
+            return ClientState(before.times + 100 * (state.times - before.times)), upload._replace(w=2.0 * upload.w)
+
+    _, end = run_toy(cohorts=((0, 3), (0,)), guard=Twice())
+    _, plain = run_toy(cohorts=((0, 3), (0,)))
+    assert end.history.column("times")[-1] == (200 + 100) / 4
+    assert plain.history.column("times")[-1] == (2 + 1) / 4
+    first = lambda one: one.history.column("objective")[1] - one.history.column("objective")[0]
+    assert first(end) == 2 * first(plain) != 0
 
 
 def test_a_run_that_was_cut_goes_on_to_the_same_bits(tmp_path):

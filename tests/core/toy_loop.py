@@ -63,7 +63,7 @@ class Info(NamedTuple):
     present: Any
 
 
-def toy(explodes=None, commit=None) -> Algorithm:
+def toy(explodes=None) -> Algorithm:
     """Client i, at its n-th time, sends w + n(i+1); the server takes the mean. f_i = i + w₀, so f = 1.5 + w₀.
 
     `explodes` = (client, n) sends an infinity at that client's n-th time.
@@ -102,7 +102,6 @@ def toy(explodes=None, commit=None) -> Algorithm:
         model=lambda server: server.w,
         info=Info._fields,
         notes={"gradients": "sum", "least": "min", "most": "max", "middle": "mean"},
-        commit=commit,
     )
 
 
@@ -129,10 +128,18 @@ def followed(cohorts):
 
 
 def run_toy(
-    algorithm=None, engine=None, cohorts=COHORTS, rounds=None, stop=NEVER, evaluate_every=1, timing=False, **options
+    algorithm=None,
+    engine=None,
+    cohorts=COHORTS,
+    rounds=None,
+    stop=NEVER,
+    evaluate_every=1,
+    timing=False,
+    guard=None,
+    **options,
 ):
     """Drive the toy; returns the loop and how it finished."""
-    loop = Loop(algorithm or toy(), None, engine or DebugEngine(), stop, evaluate_every, timing)
+    loop = Loop(algorithm or toy(), None, engine or DebugEngine(), stop, evaluate_every, timing, guard=guard)
     start = Vector({"w": jnp.zeros(2)})
     count = len(cohorts) if rounds is None else rounds
     (end,) = drive(loop, [Clients()], start, Schedule(cohorts), [0], count, np.float64, **options)

@@ -327,10 +327,12 @@ def test_a_stop_rule_leaves_no_round_paid_that_was_not_run(tmp_path):
 @pytest.mark.drill
 def test_a_trial_that_stopped_pays_no_more_while_the_others_go_on():
     settings, private = WAYS["once"]
-    plain = fp.trials(settings, LOGISTIC, federation(), range(4), rounds=12, privacy=private)
-    reached = [float(np.nanmin(run.history.column("objective")[1:])) for run in plain]
-    stop = fp.stop.Target("objective", sorted(reached)[1] * (1 + 1e-9))  # some get there, some do not
-    runs = fp.trials(settings, LOGISTIC, federation(), range(4), rounds=12, stop=stop, privacy=private)
+    x, y = parts(sizes=(60,))[0]
+    tested = dataclasses.replace(fp.data.from_arrays(x, y, classes=["0", "1"]), test=np.arange(20)).split(clients=3)
+    plain = fp.trials(settings, LOGISTIC, tested, range(4), rounds=12, privacy=private)
+    reached = [float(np.nanmin(run.history.column("test_loss")[1:])) for run in plain]
+    stop = fp.stop.Target("test_loss", sorted(reached)[1] * (1 + 1e-9))  # some get there, some do not
+    runs = fp.trials(settings, LOGISTIC, tested, range(4), rounds=12, stop=stop, privacy=private)
     assert len({run.history.rounds for run in runs}) > 1
     for run in runs:
         event = Event("gaussian", 4.0, relation="replace-one")

@@ -132,7 +132,7 @@ def test_the_constants_bound_the_hessian(loss, intercept):
 def test_bytes_are_pixels_and_single_precision_stays(loss):
     rng = np.random.default_rng(3)
     x = rng.integers(0, 256, size=(D, N)).astype(np.uint8)
-    _, y, plain = rows(dtype=np.float32)
+    _, _, plain = rows(dtype=np.float32)
     p, w = problem(loss), Vector({"w": jnp.asarray(point(dtype=np.float32))})
     of_bytes = p.value_and_gradient(w, plain._replace(x=jnp.asarray(x)))
     of_numbers = p.value_and_gradient(w, plain._replace(x=jnp.asarray(x / np.float32(255), jnp.float32)))
@@ -143,7 +143,7 @@ def test_bytes_are_pixels_and_single_precision_stays(loss):
 
 
 def test_softmax_is_the_network_s():
-    x, y, batch = rows()
+    _, _, batch = rows()
     X = point(False)
     ours = problem("softmax", False, beta=0.0).value_and_gradient(Vector({"w": jnp.asarray(X)}), batch)
     theirs = fp.Softmax(inputs=N, classes=M).value_and_gradient(Vector({"w": jnp.asarray(X.T)}), batch)
