@@ -29,7 +29,7 @@ from fedpact.core.files import append_synced, json_text, make_folder, read_json,
 from fedpact.core.history import TELEMETRY, History
 from fedpact.core.stop import Outcome
 from fedpact.model import Model, problem_name, trained
-from fedpact.privacy.ledger import Head, Ledger
+from fedpact.privacy.ledger import FILE, Head, Ledger
 
 #: Seconds of computing between two checkpoints.
 CHECKPOINT_SECONDS = 5.0
@@ -195,6 +195,12 @@ class RunFolder:
         if resuming and _digest_in(folder) not in (None, experiment.federation.digest):
             raise CheckpointError(
                 f"folder must be of a run on the same data, got {str(folder)!r} of other data. Choose a new folder."
+            )
+        released = (folder / FILE).is_file() and (folder / FILE).stat().st_size > 0
+        if released and (differs or not _config_in(folder)):  # other numbers under the same names: paid for once only
+            raise CheckpointError(
+                f"a run that has released must be resumed as it was made, got {str(folder)!r} of others: "
+                f"{differs or 'its config.json is gone'}. Give the settings it was made with, or choose a new folder."
             )
         self._settle(experiment, source)
 

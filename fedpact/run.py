@@ -433,7 +433,9 @@ def _together(experiments: list[Experiment]) -> list[list[Experiment]]:
     """Those that share a program: all, unless a column by name is elsewhere or scaled otherwise in another split."""
     places = [_places(e.problem) for e in experiments]
     plans = [private_plan(e) for e in experiments]  # the noise is a constant of the program
-    same = all(p == places[0] for p in places) and all(_same(p, plans[0]) for p in plans)
+    private = experiments[0].privacy
+    gated = private is not None and private.noise is not None and private.epsilon is not None  # each ends on its own
+    same = not gated and all(p == places[0] for p in places) and all(_same(p, plans[0]) for p in plans)
     return [experiments] if same else [[e] for e in experiments]
 
 

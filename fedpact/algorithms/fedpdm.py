@@ -234,7 +234,8 @@ class FedPDM(Settings):
 
         def moved(clip: float, rows: Any, t: Any) -> Any:
             eta = self.rate_of(t, rho)
-            shrink, size = 1 - eta * (rho - low), rows if self.batch is None else self.batch
+            shrink = 1 - eta * (rho - low)
+            size = rows if self.batch is None else jnp.minimum(self.batch, rows)  # `short`: all that a client has
             return 2 * eta * (clip / size) * (1 - shrink**self.steps) / (1 - shrink)
 
         about = "Q steps on a convex loss with clipped gradients; x_i and λ_i are computed from what was sent."

@@ -135,11 +135,13 @@ def drive(
                 rounds - done, max(1, min(BLOCK, int(BLOCK_SECONDS / pace))) if pace else loop.engine.first_block
             )
             asked = min(steps, 1) if single else steps
-            steps = min((account.fit(done, asked) for account in accounts), default=asked)
+            halts = np.atleast_1d(np.asarray(carry.halt))
+            paying = [account for i, account in enumerate(accounts) if halts[i] == GOING]
+            steps = min((account.fit(done, asked) for account in paying), default=asked)
             spent_out = steps < asked
             if steps == 0:
                 break
-            for account in accounts:
+            for account in paying:
                 account.spend(done, steps)
             drawn = _draw(participation, seeds, done, steps, order, capacities)
             cohorts = _stacked([d.cohorts for d in drawn]) if trials else drawn[0].cohorts

@@ -45,7 +45,13 @@ class Account:
     def fit(self, first: int, steps: int) -> int:
         """How many of these rounds the budget has room for."""
         fine = lambda n: self.budget is None or self.budget.exceeded_by(self.ledger, self._releases(first, n)) is None
-        return steps if fine(steps) else next(n for n in range(steps - 1, -1, -1) if n == 0 or fine(n))
+        if fine(steps):
+            return steps
+        low, high = 0, steps  # `low` rounds fit, `high` do not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fine(middle) else (low, middle)
+        return low
 
     def spend(self, first: int, steps: int) -> None:
         """Write down what these rounds release: on the disk when this returns."""

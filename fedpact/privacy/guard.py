@@ -85,9 +85,8 @@ def clip_whole(v: Vector, clip: float, norm: int) -> Vector:
     fine = jnp.isfinite(largest)
     unit = jnp.where(fine & (largest > 0), largest, 1)  # so that squares neither overflow nor vanish
     v = v.map(lambda a: jnp.where(fine, a / unit, 0))
-    length = unit * (v.norm() if norm == 2 else v.norm1())
-    shrink = jnp.minimum(1, clip * (1 - MARGIN) / jnp.where(length > 0, length, 1))
-    return (unit * shrink) * v
+    length = v.norm() if norm == 2 else v.norm1()
+    return jnp.minimum(unit, clip * (1 - MARGIN) / jnp.where(length > 0, length, 1)) * v
 
 
 class Clipped:
@@ -222,7 +221,8 @@ class Guard:
         rho = getattr(self.plan.participation, "rho", None)
         amplified = self.plan.event(0).sampling == "poisson"
         total = self.noise(cohort.sum(uploads), self.plan.noise * self.plan.private.clip, key)
-        count = jnp.asarray(rho * clients if amplified and rho is not None else cohort.count, dtype_of(total))
+        expected = cohort.count if rho is None or not amplified else max(1.0, rho * clients)
+        count = jnp.asarray(expected, dtype_of(total))
         return self.algorithm.packing.unpack(msg, total, count), Streamed(count)
 
 

@@ -71,6 +71,9 @@ class Private:
         else:
             require(self.lattice is None, "lattice", f"left out for {self.mechanism}", self.lattice)
         convex = self.way == "convex"
+        hint = "Steps on a convex loss contract in the ℓ2 norm, not in the ℓ1 norm of Laplace noise."
+        contracts = not convex or MECHANISMS[self.mechanism].norm == 2
+        require(contracts, "mechanism", "gaussian or discrete_gaussian for way convex", self.mechanism, hint=hint)
         ok = self.reach is None if not convex else is_number(self.reach) and float(self.reach or 0) > 0
         hint = "Rows are scaled down to this norm, so that the loss is as smooth as the theorem needs."
         require(ok, "reach", "above 0 for way convex" if convex else "left out", self.reach, symbol="R", hint=hint)
