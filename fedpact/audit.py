@@ -37,7 +37,7 @@ from jax.flatten_util import ravel_pytree
 from fedpact.algorithms import FedADMM, FedAvg, FedEPM, FedPDM, FedProx, Scaffold
 from fedpact.core.contract import Batch, Cohort, Oracle
 from fedpact.core.errors import InvalidArgument, is_number, require, require_one_of, require_positive_int
-from fedpact.core.keys import JOIN_ROUND, client_key
+from fedpact.core.keys import JOIN_ROUND, SERVER, Purpose, client_key
 from fedpact.core.loop import Loop
 from fedpact.core.settings import Settings
 from fedpact.core.stop import Never
@@ -45,9 +45,10 @@ from fedpact.core.vector import Vector
 from fedpact.data import Federation
 from fedpact.engines import LocalEngine
 from fedpact.privacy import epsilon as cost
-from fedpact.privacy.guard import Guard, Noisy, clip_whole
+from fedpact.privacy.guard import Guard, Noise, Noisy, clip_whole
 from fedpact.privacy.private import Plan, Private
 from fedpact.problems import LeastSquares
+from fedpact.problems.base import curvature
 from fedpact.run import Experiment, private_plan
 
 PROBLEM = LeastSquares()
@@ -58,6 +59,7 @@ FAULTS = {
     "halved": "half the noise that is claimed",
     "unclipped": "gradients or uploads are not clipped",
     "remembered": "the client keeps its state as it was before the noise",
+    "unsampled": "samples are claimed, and all rows are taken",
 }
 #: Transcripts drawn at once.
 AT_ONCE = 20_000
@@ -133,6 +135,8 @@ class _Broken(Guard):
         self.fault = fault
         if fault == "unclipped" and self.oracle is not None:
             self.oracle.clip = math.inf
+        if fault == "unsampled" and isinstance(self.oracle, Noisy):
+            self.oracle._draw = lambda batch, size, key: (batch, jnp.asarray(float(size)))  # type: ignore[method-assign]
 
     def released(self, msg: Any, before: Any, state: Any, batch: Batch, upload: Any, t: Any, key: Any) -> Any:
         """As the guard does, with the fault."""
@@ -171,7 +175,9 @@ class _Attack:
         if self.guard is None or self.guard.way == "client":
             return Oracle(PROBLEM)
         if self.guard.way == "steps":
-            return _Expected(PROBLEM, self.guard.oracle.clip, 0.0, self.guard.noise)
+            return _Expected(
+                PROBLEM, self.guard.oracle.clip, 0.0, Noise("gaussian" if self.guard.noise.norm == 2 else "laplace")
+            )
         return self.guard.oracle
 
     def scores(self, truth: int, seeds: Any) -> Any:
@@ -189,19 +195,18 @@ class _Attack:
             server, state, guesses = carry
             msg = algorithm.broadcast(server)
             new, upload, _ = self.loop._step_one((msg, t, root), batch, state)
-            after, _ = self.loop.server_stage(server, jax.tree.map(lambda a: a[None], upload), cohort, t, root)
-            seen = self._seen(upload, server, after)
+            sent, own = jax.tree.map(lambda a: a[None], upload), cohort
+            if self.guard is not None and self.guard.central:  # what she sees is the noised sum
+                key = client_key(root, t, SERVER)(Purpose.NOISE)
+                sent, own = self.guard.summed(msg, sent, cohort, key)
+                upload = sent
+            after, _ = algorithm.server_step(server, sent, own)
+            seen = ravel_pytree(upload)[0]
             guesses, score = self._judge(msg, state, guesses, seen, t, root)
             return (after, new, guesses), score
 
         start = (server, state, (state, state))
         return jnp.sum(lax.scan(round_, start, jnp.arange(self.case.rounds))[1])
-
-    def _seen(self, upload: Any, server: Any, after: Any) -> Any:
-        """What the adversary sees of a round: the upload, or where the server adds the noise, its model's step."""
-        if self.guard is not None and self.guard.central:
-            return ravel_pytree(self.algorithm.model(after) - self.algorithm.model(server))[0]
-        return ravel_pytree(upload)[0]
 
     def _judge(self, msg: Any, state: Any, guesses: Any, seen: Any, t: Any, root: Any) -> tuple[Any, Any]:
         """What she expects in each world, the score of what she sees, and the states she expects next."""
@@ -226,7 +231,7 @@ class _Attack:
         if self.guard.way != "client":
             return ravel_pytree(upload)[0]
         v = clip_whole(self.algorithm.packing.pack(msg, upload), self.guard.plan.private.clip, self.guard.noise.norm)
-        return ravel_pytree(v if self.guard.central else self.algorithm.packing.unpack(msg, v, jnp.ones(())))[0]
+        return ravel_pytree(self.algorithm.packing.unpack(msg, v, jnp.ones(())))[0]
 
     def _scale(self, notes: Any, t: Any) -> Any:
         if self.guard is None or self.plan is None:
@@ -317,6 +322,7 @@ def _faults() -> list[Case]:
     pdm = next(case for case in _modes() if "convex" in case.name)
     pdm = dataclasses.replace(pdm, name="FedPDM, Gaussian on convex losses, 8 rounds", rounds=8)
     pdm = dataclasses.replace(pdm, algorithm=FedPDM(rho=1.0, rate=0.1, steps=1))
+    sampled = Case("FedAvg, Gaussian, samples of 2 of 20 rows", FedAvg(epochs=1, step=0.1, batch=2), one.privacy, 2, 20)
     broken = lambda case, fault: dataclasses.replace(case, name=f"{case.name}: {FAULTS[fault]}", fault=fault)
     return [
         broken(one, "halved"),
@@ -325,6 +331,7 @@ def _faults() -> list[Case]:
         broken(client, "unclipped"),
         broken(epm, "remembered"),
         broken(pdm, "remembered"),
+        broken(sampled, "unsampled"),
     ]
 
 
@@ -353,6 +360,8 @@ def case_of(experiment: Experiment, rounds: int = 20) -> Case:
     if plan is None or experiment.privacy is None:
         raise InvalidArgument("experiment must be private for an audit, got one without [privacy]. Add the table.")
     privacy = dataclasses.replace(experiment.privacy, noise=plan.noise, epsilon=None)
+    if plan.theorem.way == "convex":  # rows of least squares that bend no more than the experiment's own
+        privacy = dataclasses.replace(privacy, reach=math.sqrt(curvature(experiment.problem, privacy.reach)[1]))
     fewest = int(np.min(experiment.federation.sizes))
     name = f"{experiment.algorithm.label}, {min(rounds, experiment.rounds)} rounds"
     return Case(name, experiment.algorithm, privacy, min(rounds, experiment.rounds), fewest)

@@ -367,7 +367,19 @@ def compare(
         runs.append(uninterrupted(one, "Nothing was kept." if own is None else "Go on with resume=True."))
     minimum = least(problem, federation)
     runs = Runs(_with_least(one, e, minimum) for one, e in zip(runs, experiments, strict=True))
+    runs = _together_spent(runs)
     return mixed(runs, [e.algorithm.pooled for e in experiments]) if _uneven(federation) else runs
+
+
+def _together_spent(runs: Runs) -> Runs:
+    """Private runs on the same data add up: with a notice of what they cost together."""
+    private = [run.privacy for run in runs if run.privacy is not None]
+    if len(private) < 2:
+        return runs
+    epsilon, delta = (sum(float(one[name]) for one in private) for name in ("spent", "delta"))
+    runs_ = f"The {len(private)} private runs are about the same data"
+    text = f"{runs_}: together they cost up to ε = {epsilon:.4g} at δ = {delta:g}."
+    return Runs(dataclasses.replace(run, notices=[*run.notices, text]) if run.privacy else run for run in runs)
 
 
 def _uneven(federation: Any) -> bool:
@@ -453,6 +465,7 @@ def _vectorised(experiments: list[Experiment], name: str | None) -> list[Run]:
     loop = _loop(e)
     plans = [private_plan(one) for one in experiments]
     accounts = [Account(plan, one.seed) if plan else None for plan, one in zip(plans, experiments, strict=True)]
+    roots = [_root(one) for one in experiments] if plans[0] else []
     finished = drive(
         loop,
         splits[:1] if all(split is splits[0] for split in splits) else splits,
@@ -462,6 +475,7 @@ def _vectorised(experiments: list[Experiment], name: str | None) -> list[Run]:
         e.rounds,
         PRECISIONS[str(e.precision)],
         accounts=[account for account in accounts if account],
+        roots=roots,
     )
     ends = zip(experiments, finished, accounts, strict=True)
     return [_run(one, loop, end, name, None, account) for one, end, account in ends]
@@ -496,9 +510,28 @@ def private_plan(experiment: Experiment) -> Plan | None:
     if way != "client":
         check_clippable(e.problem, e.federation.features, PRECISIONS[str(e.precision)])
     clients = e.federation.clients
+    exact = e.precision == "double" or way not in ("once", "convex")
+    hint = "Single precision rounds by more than the noise's margin where it is added to the upload."
+    require(exact, "precision", f'"double" for way {way}', e.precision, hint=hint)
     theorem = e.algorithm.private(way, e.problem, clients, e.participation.rate(clients), private.reach)
     size = theorem.copies * _start(e).size
     return worked_out(private, theorem, e.federation.sizes, size, e.participation, e.seed, e.rounds)
+
+
+def _mark(experiment: Experiment) -> str:
+    """A digest of what a private run's releases depend on: data, settings and seed, not the engine or the rounds."""
+    config = experiment.config()
+    kept = {name: config["run"][name] for name in ("participation", "seed", "precision")}
+    return checkpoint.digest({name: part for name, part in config.items() if name != "run"} | {"run": kept})
+
+
+def _root(experiment: Experiment) -> Any:
+    """The random key of a private run. It follows from all of the above, for noise that two runs share cancels."""
+    mark = _mark(experiment)
+    key = jax.random.key(experiment.seed)
+    for begin in range(0, len(mark), 8):
+        key = jax.random.fold_in(key, int(mark[begin : begin + 8], 16))
+    return key
 
 
 def _way(algorithm: Settings, private: Private) -> str:
@@ -523,7 +556,7 @@ def _run(
     scores = held_out(model, e.federation) if has_held_out(e.federation) else None
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
     given = [*_unmatched(e.federation), *_uncovered(e, loop.algorithm)]
-    spent = [] if account is None else [*account.statement(), *_refused(end.history)]
+    spent = [] if account is None else [*account.statement(), *_refused(end.history), *_unmeasured(end.history)]
     notices = [*spent, *loop.algorithm.notices, *given, *verdict, *_worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
         remedy = f" To change that, {e.algorithm.remedy}."
@@ -553,6 +586,14 @@ def _refused(history: History) -> list[str]:
     most = int(np.nanmax(history.column("refused"))) if "refused" in history.columns else 0
     what = "gradients that are not finite, or too large to be clipped; they count as zero. Scale the rows"
     return [f"{most} rows had {what}."] if most else []
+
+
+def _unmeasured(history: History) -> list[str]:
+    """Where a private run's objective was not finite, which does not end it: a sentence."""
+    fine = bool(np.isfinite(history.end(history.judged)))
+    return (
+        [] if fine else [f"The {history.judged.replace('_', ' ')} is not finite: scale the rows, or shorten the steps."]
+    )
 
 
 def _kept(history: History) -> str:
@@ -626,7 +667,8 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
     loop = _loop(experiment)
     begun = keeper.begun if keeper is not None else 0
     plan = private_plan(experiment)
-    account = Account(plan, experiment.seed, keeper.ledger() if keeper is not None else None) if plan else None
+    ledger = keeper.ledger() if keeper is not None and plan else None
+    account = Account(plan, experiment.seed, ledger, _mark(experiment)[:16]) if plan else None
     bar = Progress(experiment.rounds, name or experiment.algorithm.label, enabled=progress, start=begun)
 
     def after_block(carry: Any, history: History, elapsed: float) -> None:
@@ -647,6 +689,7 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
             resumed=keeper.resumed() if keeper is not None else None,
             after_block=after_block,
             accounts=[account] if account else [],
+            roots=[_root(experiment)] if account else [],
         )
     finally:
         bar.close()
@@ -660,7 +703,9 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
 def before(experiment: Experiment) -> Run:
     """The run before its first round: it has the columns and the scores that the run will have."""
     e, loop = experiment, _loop(experiment)
-    (end,) = drive(loop, [e.federation], _start(e), e.participation, [e.seed], 0, PRECISIONS[str(e.precision)])
+    roots = [_root(e)] if e.privacy is not None else []
+    precision = PRECISIONS[str(e.precision)]
+    (end,) = drive(loop, [e.federation], _start(e), e.participation, [e.seed], 0, precision, roots=roots)
     return _run(e, loop, end, None, None)
 
 

@@ -183,7 +183,7 @@ def private_local(settings: Any, way: str) -> Theorem:
         require(settings.step != "lipschitz", "step", "a number in a private run", settings.step, symbol="γ", hint=hint)
         hint = "The uploads are clipped and must weigh the same."
         require(settings.weights == "uniform", "weights", '"uniform" for way client', settings.weights, hint=hint)
-        return whole_upload()
+        return whole_upload()._replace(stateless=True)
     hint = "Local steps are noised where they are passes over the rows: give epochs, step and, for samples, batch."
     require(settings.epochs is not None, "epochs", "given in a private run", None, symbol="E", hint=hint)
     return noised_steps(settings)

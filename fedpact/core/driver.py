@@ -91,10 +91,12 @@ def drive(
     resumed: Resumed | None = None,
     after_block: Callable[[Carry, History, float], None] | None = None,
     accounts: Sequence[Any] = (),
+    roots: Sequence[Any] = (),
 ) -> list[Finished]:
     """Run to the end: one trial per seed, all trials in one program. `after_block` sees every block's end.
 
     `accounts` (privacy.account.Account, one per seed) are asked before every block how many of its rounds may release.
+    `roots` are the random keys, where they are not those of the seeds.
     """
     trials = len(seeds) > 1
     if trials and len(federations) == 1:
@@ -102,7 +104,7 @@ def drive(
     native = getattr(loop.problem, "native", False)
     order, data = loop.engine.load(federations, dtype, **({"native": True} if native else {}))
     start, block = loop.compiled(trials)
-    roots = [jax.random.key(seed) for seed in seeds]
+    roots = list(roots) or [jax.random.key(seed) for seed in seeds]
     root = jnp.stack(roots) if trials else roots[0]
     with jax.disable_jit(loop.engine.eager):
         carry, hellos, row = start(w0, data, root)
@@ -312,7 +314,7 @@ def _finish(
         where = f"round {history.rounds}, {who} is not finite" + (
             f" (training loss {float(one.loss):g})" if lost else ""
         )
-    elif not np.isfinite(history.end(history.judged)):  # of a round that was not measured before
+    elif not (loop.guard or np.isfinite(history.end(history.judged))):  # of a round that was not measured before
         outcome, where = Outcome.NONFINITE, f"round {history.rounds}, the server: the objective is not finite"
     elif halt == STOPPED:
         outcome = Outcome.STOPPED

@@ -219,7 +219,7 @@ class Loop:
         recent = {
             name: jnp.full(self.stop.window, jnp.nan, jnp.float64).at[-1].set(known[name]) for name in self.stop.reads
         }
-        sound = jnp.isfinite(row[self._judged])
+        sound = self._judge(row)
         halt = jnp.where(sound, GOING, NONFINITE)  # rules end rounds: row 0 stops nothing
         carry = Carry(state, jnp.asarray(0), recent, halt, jnp.asarray(-1), jnp.asarray(jnp.nan))
         return jax.tree.map(lambda a: lax.convert_element_type(a, a.dtype), carry), hellos, row  # no weak types
@@ -266,7 +266,7 @@ class Loop:
         row |= self._measured(new, data, t + 1)
 
         if self.evaluate_every == 1:
-            fine = fine & jnp.isfinite(row[self._judged])
+            fine = fine & self._judge(row)
         measured = row | {"round": t + 1.0, "seconds": elapsed}
         recent = {name: jnp.roll(carry.recent[name], -1).at[-1].set(measured[name]) for name in self.stop.reads}
         met = self.stop.fired(recent)
@@ -274,7 +274,7 @@ class Loop:
             keep = (t + 1) % self.evaluate_every == 0
             recent = jax.tree.map(lambda a, b: jnp.where(keep, a, b), recent, carry.recent)
             met = met & keep
-            fine = fine & (jnp.isfinite(row[self._judged]) | ~keep)
+            fine = fine & (self._judge(row) | ~keep)
         halt = jnp.where(fine, jnp.where(met, STOPPED, GOING), NONFINITE)
         slot = jnp.where(jnp.all(sound), -1, jnp.argmin(sound))
         position = jnp.where(slot >= 0, cohort.positions[slot], -1).astype(carry.culprit.dtype)
@@ -282,6 +282,10 @@ class Loop:
         noted = notes.train_loss[slot] if "train_loss" in self.algorithm.notes else jnp.nan
         loss = jnp.where(slot >= 0, noted, jnp.nan).astype(carry.loss.dtype)
         return Carry(new, jnp.where(fine, t + 1, t), recent, halt, position, loss), row
+
+    def _judge(self, row: dict[str, Any]) -> Any:
+        """Whether the telemetry lets a run go on. A private run is not ended by it: when it ends is seen."""
+        return jnp.asarray(True) if self.guard is not None else jnp.isfinite(row[self._judged])
 
     def _measured(self, state: State, data: Any, t: Any) -> dict[str, Any]:
         if self.evaluate_every == 1:

@@ -28,6 +28,7 @@ class Theorem(NamedTuple):
     steps: Callable[[int], int] = lambda rows: 1  # releases in a round of a client with d_i rows
     batch: int | None = None  # rows that a release draws; None: all
     copies: int = 1  # vectors of the model's size in a release
+    stateless: bool = False  # of way client: whether clients keep nothing from round to round
     about: str = ""  # the bound in a line
 
 

@@ -10,25 +10,31 @@ import numpy as np
 from fedpact.privacy.accounting import epsilon as exact
 from fedpact.privacy.accounting import rdp, rdp_epsilon
 from fedpact.privacy.budget import Budget
-from fedpact.privacy.events import ADVERSARIES, RELATIONS, Event
+from fedpact.privacy.events import ADVERSARIES, Event
 from fedpact.privacy.ledger import EVERYONE, Ledger, Release, Unwritten, worst
 from fedpact.privacy.private import Plan
 
 #: Clients up to which each has a line of its own, and rounds at which lines are looked at.
 FEW, POINTS = 12, 60
 #: What a report calls the relation.
-NEIGHBOURS = {"add-remove": "one {} more or less", "replace-one": "another {} in its place"}
+NEIGHBOURS = {
+    ("add-remove", "record"): "a record counted or not, its client's size being public",
+    ("add-remove", "client"): "one client more or less",
+    ("replace-one", "record"): "another record in its place",
+    ("replace-one", "client"): "another client in its place",
+}
 NOT_COVERED = (
     "The telemetry, this report, and whatever was computed from the data before the run (scaling of columns, "
-    "categories, the choice of settings by earlier runs) are not covered by it. Client sizes are public."
+    "categories, the choice of settings by earlier runs) are not covered by it. Client sizes are public. This is a "
+    "simulation: noise, samples and cohorts are computed from the seed, and hide nothing from those who know it."
 )
 
 
 class Account:
     """A run's ledger and budget: how many of the next rounds `fit`, and `spend` before they are run."""
 
-    def __init__(self, plan: Plan, seed: int, ledger: Ledger | None = None) -> None:
-        self.plan, self.seed = plan, seed
+    def __init__(self, plan: Plan, seed: int, ledger: Ledger | None = None, mark: str = "") -> None:
+        self.plan, self.seed, self.mark = plan, seed, mark  # of the run: other numbers are other releases
         self.ledger = Unwritten() if ledger is None else ledger
         private = plan.private
         self.budget = None if private.epsilon is None else Budget(private.epsilon, private.delta, *plan.claim)
@@ -40,7 +46,8 @@ class Account:
         return np.asarray(self.plan.participation.select(self.seed, t, len(self.plan.sizes)))
 
     def _releases(self, first: int, steps: int) -> list[Release]:
-        return [r for t in range(first, first + steps) for r in self.plan.releases(t, self._clients(t))]
+        rounds = range(first, first + steps)
+        return [r for t in rounds for r in self.plan.releases(t, self._clients(t), self.mark)]
 
     def fit(self, first: int, steps: int) -> int:
         """How many of these rounds the budget has room for."""
@@ -108,7 +115,13 @@ class Account:
             order = np.argsort(-each[-1], kind="stable")
             named = {"largest": order[0], "median": order[len(order) // 2], "least": order[-1]}
             lines = {f"{name} (client {i})": each[:, i] for name, i in named.items()}
-        return {"rounds": at, "epsilon": {name: values.tolist() for name, values in lines.items()}}
+        rows = self.ledger.epsilon(self.plan.private.delta)
+        return {
+            "rounds": at,
+            "epsilon": {name: values.tolist() for name, values in lines.items()},
+            "spent": max((row["epsilon"] for row in rows), default=0.0),
+            "delta": self.plan.private.delta,
+        }
 
     # What it comes to, for people
 
@@ -122,7 +135,7 @@ class Account:
         unit, adversary = plan.claim
         who = "every client" if row["client"] == EVERYONE else f"client {row['client']}, the worst"
         granted = "" if private.epsilon is None else f", of {private.epsilon:g} granted"
-        neighbours = NEIGHBOURS[row["relation"]].format(unit)
+        neighbours = NEIGHBOURS[row["relation"], unit]
         spent = (
             f"ε = {row['epsilon']:.4g} at δ = {private.delta:g} ({row['method']}){granted}, for {who}: a {unit} is "
             f"hidden from the {adversary} ({ADVERSARIES[adversary]}); neighbours: {neighbours}. "
@@ -150,6 +163,3 @@ class Account:
             }
             for name, row in shown.items()
         ]
-
-
-assert set(NEIGHBOURS) == set(RELATIONS)

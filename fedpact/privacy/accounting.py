@@ -15,9 +15,9 @@ All are upper bounds, so the least of those that apply is reported. Which bound 
     discrete_laplace   full, poisson PLD of the worst mechanism of its pure ε
 
 Replace-one is done here, never by dp-accounting's RDP, which forgets to double the sensitivity: `Event.ratio` is noise
-over sensitivity. On a Poisson sample, replacing ((1−q)A + qB against (1−q)A + qC) is bounded by joint convexity with
-adding at twice the sensitivity ((1−q)A + qC′ against A, where C′ lies 2C from A); Gaussian PLDs have their own, tighter
-form.
+over sensitivity. On a Poisson sample, replacing ((1−q)A + qB against (1−q)A + qC) is taken to cost no more than
+adding at twice the sensitivity ((1−q)A + qC′ against A, where C′ lies 2C from A): for Laplace noise that was checked
+against the exact pair in many settings, not proved; Gaussian PLDs have their own, tighter form.
 """
 
 from __future__ import annotations

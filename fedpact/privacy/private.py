@@ -112,10 +112,10 @@ class Plan(NamedTuple):
         """One release of a client with so many rows; where the server adds the noise, of a round."""
         return _event(self.private, self.theorem, self.noise, rows, self.dimension, self.participation, len(self.sizes))
 
-    def releases(self, t: int, clients: np.ndarray) -> list[Release]:
-        """What round t releases."""
+    def releases(self, t: int, clients: np.ndarray, mark: str = "") -> list[Release]:
+        """What round t releases; `mark` says of which run."""
         place, (unit, adversary) = self.private.place, self.claim
-        more: dict[str, Any] = {"unit": unit, "adversary": adversary, "place": place}
+        more: dict[str, Any] = {"unit": unit, "adversary": adversary, "place": place, "output": mark}
         if self.central:
             return [Release(EVERYONE, t, self.event(0), self.private.clip, "model", **more)]
         return [
@@ -143,7 +143,8 @@ def _event(
         if isinstance(participation, Poisson):
             kind |= {"sampling": "poisson", "rate": participation.rho}
             usual = "add-remove"
-        elif isinstance(participation, Fraction) and private.mechanism == "gaussian":
+        elif isinstance(participation, Fraction) and private.mechanism == "gaussian" and theorem.stateless:
+            # of fixed-size cohorts: what clients remember of earlier ones tells who was in them
             kind |= {"sampling": "fixed", "rate": participation.capacity(clients) / clients}
     elif theorem.batch is not None:
         kind |= {"sampling": "poisson", "rate": theorem.batch / rows} if theorem.batch < rows else {}
@@ -157,6 +158,9 @@ def plan(
     """The run worked out, with its noise calibrated where only ε was given."""
     sizes = tuple(int(n) for n in sizes)
     draft = Plan(private, theorem, private.noise or 1.0, sizes, dimension, participation)
+    hidden = theorem.way != "client" or draft.central or private.relation != "add-remove"
+    hint = "Whoever sees every upload knows who took part; what is hidden is which data they have."
+    require(hidden, "relation", '"replace-one" for way client with noise by the clients', private.relation, hint=hint)
     for rows in set(sizes):
         draft.event(rows)  # refuses what has no bound
     if private.noise is not None:
