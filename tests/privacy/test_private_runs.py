@@ -478,7 +478,7 @@ def test_a_discrete_release_is_on_its_lattice():
     assert np.abs(cells).max() > 2
 
 
-@pytest.mark.parametrize("way", quick(["once", "steps", "convex"], "once"))
+@pytest.mark.parametrize("way", quick(["once", "steps", "convex"]))
 def test_a_row_that_overflows_counts_as_zero(way):
     settings, private = WAYS[way]
     problem, models = fp.LeastSquares(l2=0.1), []
