@@ -151,6 +151,7 @@ def test_the_room_for_a_sample_is_next_to_never_too_small():
     assert room(5, 5) == room(9, 5) == 5
 
 
+@pytest.mark.drill
 def test_a_large_client_is_sampled_into_less_room_and_still_by_q():
     rows, size = 400, 4
     batch = Batch(jnp.eye(rows), jnp.zeros(rows), jnp.ones(rows), jnp.asarray(0, jnp.int32))
@@ -250,7 +251,7 @@ def test_what_a_private_run_writes_down(way, tmp_path):
     assert loaded.notices == run.notices
 
 
-@pytest.mark.parametrize("way", quick(WAYS, "once"))
+@pytest.mark.parametrize("way", quick(WAYS))
 def test_calibrated_noise_spends_what_was_granted_and_no_more(way):
     settings, private = WAYS[way]
     for participation in (1.0, 0.5):
@@ -466,6 +467,7 @@ def test_discrete_noise_runs_and_is_repeatable(mechanism, way):
     assert not np.array_equal(flat(one), flat(other))
 
 
+@pytest.mark.drill
 def test_a_discrete_release_is_on_its_lattice():
     private = Private(CLIP, noise=3.0, mechanism="discrete_gaussian", lattice=64)
     alone = federation(parts(sizes=(8,)))
@@ -476,7 +478,7 @@ def test_a_discrete_release_is_on_its_lattice():
     assert np.abs(cells).max() > 2
 
 
-@pytest.mark.parametrize("way", quick(["once", "steps", "convex"], "once"))
+@pytest.mark.parametrize("way", quick(["once", "steps", "convex"]))
 def test_a_row_that_overflows_counts_as_zero(way):
     settings, private = WAYS[way]
     problem, models = fp.LeastSquares(l2=0.1), []
@@ -491,6 +493,7 @@ def test_a_row_that_overflows_counts_as_zero(way):
         np.testing.assert_allclose(models[0], models[1], rtol=1e-12)
 
 
+@pytest.mark.drill
 def test_a_central_sum_is_divided_by_what_is_public_not_by_the_secret_cohort():
     """With next to no noise the model is Σ clipped / (ρm), in rounds of one client and of all."""
     clients = parts(sizes=(6, 6, 6, 6))
