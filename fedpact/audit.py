@@ -259,20 +259,29 @@ def lower_bound(low: Any, high: Any, delta: float, confidence: float) -> float:
     chosen, counted = zip(*((v[: len(v) // 2], v[len(v) // 2 :]) for v in (low, high)), strict=True)
     both = np.concatenate(chosen)
     places = np.unique(np.quantile(both[np.isfinite(both)], np.linspace(0, 1, 400)))
-    at = lambda part, pick: _at(part[0], part[1], pick[0], pick[1], delta, confidence)
-    best = max(((h, side) for h in places for side in (1, -1)), key=lambda pick: at(chosen, pick))
-    return at(counted, best)
+    best = max(
+        (
+            (float(bounds.max()), side, places[int(bounds.argmax())])
+            for side, bounds in _bounds(chosen, places, delta, confidence)
+        ),
+    )
+    return dict((side, float(bounds[0])) for side, bounds in _bounds(counted, best[2:], delta, confidence))[best[1]]
 
 
-def _at(low: Any, high: Any, threshold: float, side: int, delta: float, confidence: float) -> float:
-    """The bound from one threshold: `high` scores above it against `low` ones, or the other way round."""
+def _bounds(scores: Any, places: Any, delta: float, confidence: float) -> list[tuple[int, np.ndarray]]:
+    """The bounds from thresholds at these places: `high` scores above one against `low` ones, and the other way round."""
     from scipy.stats import beta
 
-    hits, misses = (int(np.sum(side * v > side * threshold)) for v in ((high, low) if side > 0 else (low, high)))
-    n, alpha = len(low), (1 - confidence) / 2
-    least = beta.ppf(alpha, hits, n - hits + 1) if hits else 0.0
-    most = beta.ppf(1 - alpha, misses + 1, n - misses) if misses < n else 1.0
-    return math.log((least - delta) / most) if least > delta else 0.0
+    low, high = (np.sort(v) for v in scores)
+    n, alpha, places = len(low), (1 - confidence) / 2, np.asarray(places)
+    above = lambda v: n - np.searchsorted(v, places, side="right")
+    below = lambda v: np.searchsorted(v, places, side="left")
+    found = []
+    for side, hits, misses in ((1, above(high), above(low)), (-1, below(low), below(high))):
+        least = np.where(hits > 0, beta.ppf(alpha, np.maximum(hits, 1), n - hits + 1), 0.0)
+        most = np.where(misses < n, beta.ppf(1 - alpha, misses + 1, np.maximum(n - misses, 1)), 1.0)
+        found.append((side, np.log(np.maximum((least - delta) / most, 1.0))))
+    return found
 
 
 def audit(case: Case, trials: int = 200_000, confidence: float = 0.95, delta: float | None = None) -> Audited:

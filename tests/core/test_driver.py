@@ -122,6 +122,9 @@ def test_what_a_guard_releases_is_sent_and_what_it_keeps_is_kept():
     class Twice:
         oracle, central = None, False
 
+        def measures(self, w, batch):
+            return {}
+
         def released(self, msg, before, state, batch, upload, t, key):
             return ClientState(before.times + 100 * (state.times - before.times)), upload._replace(w=2.0 * upload.w)
 
