@@ -1,0 +1,1 @@
+"""Protocols that keep what one party holds from the others."""
