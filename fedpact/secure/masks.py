@@ -76,7 +76,8 @@ def _way(context: bytes, sender: int, receiver: int) -> bytes:
 
 
 def _pair_key(private: bytes, public: bytes, context: bytes, i: int, j: int) -> bytes:
-    return primitives.agree(private, public, b"mask", _way(context, min(i, j), max(i, j)))
+    """s_ij, from i's private and j's public key."""
+    return primitives.agree(private, public, b"mask", _way(context, min(i, j), max(i, j)), j)
 
 
 def _seed_key(seed: bytes, context: bytes, i: int) -> bytes:
@@ -121,7 +122,7 @@ class Client:
         for other in roster.keys:
             if (j := other.sender) != i:
                 way = _way(context, i, j)
-                key = primitives.agree(self._sealing, other.sealing, b"seal", way)
+                key = primitives.agree(self._sealing, other.sealing, b"seal", way, j)
                 nonce = self._source(primitives.NONCE_BYTES)
                 sealed[j] = primitives.seal(key, of_seed[j] + of_key[j], way, nonce)
         self._roster, self._context, self._seed = roster, context, seed
@@ -156,7 +157,7 @@ class Client:
         name = f"Shares of client {j} for client {self.number}"
         right = isinstance(sealed, bytes) and len(sealed) == SEALED_BYTES
         require(right, name, f"{SEALED_BYTES} bytes", len(sealed) if isinstance(sealed, bytes) else sealed)
-        key = primitives.agree(self._sealing, sender.sealing, b"seal", way)
+        key = primitives.agree(self._sealing, sender.sealing, b"seal", way, j)
         plain = primitives.unseal(key, sealed, way)
         hint = "Forged, of another sum, or sealed for another roster."
         require(plain is not None, name, "sealed by it for this sum", "bytes that do not open", hint=hint)
@@ -286,7 +287,7 @@ class Server:
             same = primitives.public_of(private) == public[k]
             require(same, f"mask key of client {k}", "that of its public key", "another: a share is wrong", symbol="s")
             for j in stayed:  # j added its mask with k, which nobody took off
-                key = _pair_key(private, public[j], self._context, j, k)
+                key = _pair_key(private, public[j], self._context, k, j)
                 primitives.add_stream(words, key, -1 if k > j else 1)
         values = self.terms.lattice.decode(words, len(stayed))
         self._at += 1

@@ -51,15 +51,15 @@ def derive(secret: bytes, label: bytes, context: bytes) -> bytes:
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=digest(label, context)).derive(secret)
 
 
-def agree(private: bytes, public: bytes, label: bytes, context: bytes) -> bytes:
-    """The key two parties share, each from its own private and the other's public key."""
+def agree(private: bytes, public: bytes, label: bytes, context: bytes, owner: int) -> bytes:
+    """The key two parties share, each from its own private and the other's public key; `owner` is the other."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
     try:
         secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # a point of small order: the secret would be 0
-        text = f"public key must be a point of large order, got {public.hex()}"
-        raise InvalidArgument(f"{text}. Leave its sender out.") from None
+        text = f"{label.decode()} key of client {owner} must be a point of large order, got {public.hex()}"
+        raise InvalidArgument(f"{text}. Leave the client out.") from None
     return derive(secret, label, context)
 
 

@@ -155,6 +155,7 @@ def test_a_roster_that_is_not_right():
         "keys of client 2 must be two of 32 bytes": keys_with(roster, 2, sealing=b"x"),
         "public keys in Roster must be distinct": keys_with(roster, 2, sealing=roster.keys[4].sealing),
         "round of Keys of client 1 in Roster must be 3, got 2": keys_with(roster, 1, round=2),
+        "seal key of client 6 must be a point of large order": keys_with(roster, 6, sealing=bytes(32)),
         "message to client 4 must be Roster, got 'Keys'": roster.keys[0],
     }
     for text, message in refused.items():

@@ -44,9 +44,9 @@ def test_keys_are_those_of_the_standards():
     extracted = hmac.digest(bytes(32), ladder(mine, public), "sha256")
     parts = b"".join(len(part).to_bytes(8, "big") + part for part in (b"label", b"context"))
     expanded = hmac.digest(extracted, hashlib.sha256(parts).digest() + b"\x01", "sha256")
-    assert primitives.agree(mine, public, b"label", b"context") == expanded
-    assert primitives.agree(theirs, primitives.public_of(mine), b"label", b"context") == expanded
-    assert primitives.agree(mine, public, b"label", b"another") != expanded
+    assert primitives.agree(mine, public, b"label", b"context", 1) == expanded
+    assert primitives.agree(theirs, primitives.public_of(mine), b"label", b"context", 1) == expanded
+    assert primitives.agree(mine, public, b"label", b"another", 1) != expanded
 
 
 @pytest.mark.parametrize("size", [1, 7, primitives.CHUNK, 2 * primitives.CHUNK + 5])
@@ -71,8 +71,8 @@ def test_sealed_bytes_open_with_the_right_key_and_data_only():
 
 
 def test_a_key_of_small_order_is_refused():
-    with pytest.raises(InvalidArgument, match=r"^public key must be a point of large order, got 00"):
-        primitives.agree(bytes(range(32)), bytes(32), b"label", b"context")
+    with pytest.raises(InvalidArgument, match=r"^label key of client 7 must be a point of large order, got 00"):
+        primitives.agree(bytes(range(32)), bytes(32), b"label", b"context", 7)
 
 
 def test_digests_know_where_a_part_ends():

@@ -53,7 +53,7 @@ def seen(x, seed):
     private = shamir.join(shares, agreed.threshold)
     public = {keys.sender: keys.masking for keys in view.server._roster.keys}
     for j, left in words.items():
-        masks.primitives.add_stream(left, masks._pair_key(private, public[j], context, j, k), -1)
+        masks.primitives.add_stream(left, masks._pair_key(private, public[j], context, k, j), -1)
     np.testing.assert_array_equal(sum(words.values()).view(np.int64), view.total.cells)
     np.testing.assert_allclose(view.total.values, x[:-1].sum(0), rtol=0, atol=1e-9)
     return words
