@@ -19,7 +19,9 @@ import pytest
 from helpers_sum import conversation, terms
 from scipy import stats
 
+from fedpact.core.errors import InvalidArgument
 from fedpact.secure import masks, primitives, shamir
+from fedpact.secure.messages import Inbox
 
 pytest.importorskip("cryptography")
 
@@ -115,6 +117,33 @@ def test_with_the_pairwise_masks_off_the_self_masks_do_not_hide_it(monkeypatch):
     x = data_sets()
     found = verdicts([seen(x[0], 1), seen(x[1], 2)], x)
     assert all(min(p) < CERTAIN for p in found.values())
+
+
+def late(x):
+    """What is left of a vector that comes after its client was given up: its pairs come off, for its key is known."""
+    agreed, k = terms(N, D, bound=20.0), N - 1
+    view = conversation(agreed, x, {"mask": [k]}, lambda i: np.random.default_rng([3, i]).bytes)
+    inbox = Inbox(agreed.session, agreed.round, k, {i: view.sent["share"][i].sealed[k] for i in range(k)})
+    left = view.clients[k].mask(inbox, x[k])
+    with pytest.raises(InvalidArgument, match=r"^message must be of a sum under way"):
+        view.server.add(left)
+    shares = {view.server._x[i]: answer.keys[k] for i, answer in view.sent["reveal"].items()}
+    private = shamir.join(shares, agreed.threshold)
+    for keys in view.server._roster.keys[:k]:
+        key = masks._pair_key(private, keys.masking, view.server._context, k, keys.sender)
+        primitives.add_stream(left.words, key, 1)  # all others come before k, which subtracted
+    return left.words, agreed.lattice
+
+
+def test_a_vector_that_comes_too_late_stays_under_its_self_mask(monkeypatch):
+    x, _ = data_sets()
+    words, lattice = late(x)
+    p = uniform(words) + informed(words, x[N - 1])
+    assert min(p) * len(p) > 0.01
+    stream, seeds, key = primitives.add_stream, set(), masks._seed_key
+    monkeypatch.setattr(masks, "_seed_key", lambda *a: seeds.add(made := key(*a)) or made)
+    monkeypatch.setattr(primitives, "add_stream", lambda total, k, sign: None if k in seeds else stream(total, k, sign))
+    np.testing.assert_array_equal(late(x)[0], lattice.encode(x[N - 1]))  # it is what hid it
 
 
 def test_the_same_vector_twice_gives_other_words():
