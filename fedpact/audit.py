@@ -259,17 +259,15 @@ def lower_bound(low: Any, high: Any, delta: float, confidence: float) -> float:
     chosen, counted = zip(*((v[: len(v) // 2], v[len(v) // 2 :]) for v in (low, high)), strict=True)
     both = np.concatenate(chosen)
     places = np.unique(np.quantile(both[np.isfinite(both)], np.linspace(0, 1, 400)))
-    best = max(
-        (
-            (float(bounds.max()), side, places[int(bounds.argmax())])
-            for side, bounds in _bounds(chosen, places, delta, confidence)
-        ),
-    )
-    return dict((side, float(bounds[0])) for side, bounds in _bounds(counted, best[2:], delta, confidence))[best[1]]
+    picks = [
+        (bounds.max(), side, places[bounds.argmax()]) for side, bounds in _bounds(chosen, places, delta, confidence)
+    ]
+    _, side, place = max(picks)
+    return float(dict(_bounds(counted, [place], delta, confidence))[side][0])
 
 
 def _bounds(scores: Any, places: Any, delta: float, confidence: float) -> list[tuple[int, np.ndarray]]:
-    """The bounds from thresholds at these places: `high` scores above one against `low` ones, and the other way round."""
+    """The bounds from thresholds at these places: `high` scores above one against `low` ones, and the reverse."""
     from scipy.stats import beta
 
     low, high = (np.sort(v) for v in scores)

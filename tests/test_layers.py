@@ -17,6 +17,7 @@ ALLOWED = {
     "engines": {"core", "problems", "engines"},
     "data": {"core", "problems", "data"},
     "privacy": {"core", "problems", "privacy"},
+    "secure": {"core", "secure"},
     "report": {"core", "report"},
 }
 

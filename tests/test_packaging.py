@@ -18,7 +18,7 @@ import fedpact
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAMES = {"scikit-learn": "sklearn", "dp-accounting": "dp_accounting"}
-EXTRAS = {"torch", "flax", "equinox"}
+EXTRAS = {"torch": "torch", "flax": "flax", "equinox": "equinox", "secure": "cryptography", "he": "tenseal"}
 TOOLS = {"pytest-xdist", "ruff", "mypy"}  # run, not imported
 
 
@@ -42,13 +42,17 @@ def imported(*folders: str) -> set[str]:
 
 def test_the_package_imports_what_it_declares_and_nothing_else():
     wanted = {NAMES.get(name, name) for name in declared(PROJECT["dependencies"])}
-    assert imported("fedpact") - wanted <= EXTRAS  # imported where they are used, never at the top of a module
+    assert imported("fedpact") - wanted <= set(
+        EXTRAS.values()
+    )  # imported where they are used, never at the top of a module
     assert imported("fedpact") >= wanted
-    assert set(PROJECT["optional-dependencies"]) == EXTRAS | {"dev"}
+    assert set(PROJECT["optional-dependencies"]) == set(EXTRAS) | {"dev"}
+    for extra, module in EXTRAS.items():
+        assert declared(PROJECT["optional-dependencies"][extra]) == {module}
 
 
 def test_without_the_extras_nothing_of_them_is_imported():
-    code = "import sys, fedpact, fedpact.cli; sys.exit(bool({'torch', 'flax', 'equinox'} & set(sys.modules)))"
+    code = f"import sys, fedpact.cli, fedpact.secure.psi; sys.exit(bool({set(EXTRAS.values())} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 

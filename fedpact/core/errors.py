@@ -105,13 +105,13 @@ def require_positive_int(name: str, value: Any, *, symbol: str = "", hint: str =
     require(is_count(value, 1), name, "an integer of at least 1", value, symbol=symbol, hint=hint)
 
 
-def the_extra(name: str) -> Any:
-    """The module of an optional dependency, or what to install."""
+def the_extra(name: str, extra: str = "") -> Any:
+    """The module of an optional dependency, or what to install; `extra` where it is not called like the module."""
     try:
         return importlib.import_module(name)
     except ImportError:
         text = f"{name} must be installed for this, got a Python without it"
-        raise InvalidArgument(f"{text}. Install it: pip install 'fedpact[{name}]'") from None
+        raise InvalidArgument(f"{text}. Install it: pip install 'fedpact[{extra or name}]'") from None
 
 
 def require_one_of(name: str, value: Any, known: Iterable[str]) -> None:
