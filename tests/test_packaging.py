@@ -18,7 +18,14 @@ import fedpact
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAMES = {"scikit-learn": "sklearn", "dp-accounting": "dp_accounting"}
-EXTRAS = {"torch": "torch", "flax": "flax", "equinox": "equinox", "secure": "cryptography", "he": "tenseal"}
+EXTRAS = {
+    "torch": "torch",
+    "flax": "flax",
+    "equinox": "equinox",
+    "ray": "ray",
+    "secure": "cryptography",
+    "he": "tenseal",
+}
 TOOLS = {"pytest-xdist", "ruff", "mypy"}  # run, not imported
 
 
