@@ -190,6 +190,7 @@ def mean_hessian():
     return np.mean(a, axis=0), np.mean(b, axis=0)
 
 
+@pytest.mark.drill
 def test_memory_reaches_the_optimum_where_the_printed_mean_stalls():
     """Ten unlike clients, three a round: (13) over S has a floor, the mean over all N none."""
     a, b = mean_hessian()
@@ -395,6 +396,7 @@ def test_the_objective_of_a_regularised_run_is_not_measured_against_the_minimum_
     assert any(n.startswith("The objective has h(x_0) in it") for n in run.notices)
 
 
+@pytest.mark.drill
 def test_from_an_experiment_file():
     values = {
         "data": {"name": "iris"},

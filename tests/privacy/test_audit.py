@@ -46,7 +46,7 @@ def test_scores_at_one_place_prove_nothing():
 
 
 def test_the_worlds_are_neighbours():
-    for case in MODES:
+    for case in (MODES[0], MODES[5], MODES[-1]):
         (x, y), (other_x, other_y) = (federation.client(0) for federation in worlds(case))
         differ = np.flatnonzero(np.any(x != other_x, axis=1) | (y != other_y))
         whole = case.privacy.way == "client"
@@ -61,13 +61,13 @@ def test_what_is_claimed_is_what_the_accountant_says():
     assert abs(gaussian_delta(mu, found.claimed) - 1e-5) < 1e-9
 
 
-@pytest.mark.parametrize("case", [MODES[0], MODES[8]], ids=name_of)
+@pytest.mark.parametrize("case", [MODES[0]], ids=name_of)
 def test_a_private_mode_stands(case):
     found = audit(case, 20_000)
     assert 0.3 * found.claimed < found.bound < found.claimed
 
 
-@pytest.mark.parametrize("case", [case for case in BROKEN if case.fault == "unclipped"][:1] + PAPERS[:1], ids=name_of)
+@pytest.mark.parametrize("case", PAPERS[:1], ids=name_of)
 def test_what_is_broken_is_found(case):
     assert audit(case, 20_000).broken
 

@@ -86,6 +86,7 @@ ALONE = {
 }
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("name", quick(ALONE, "once"))
 def test_the_noise_has_the_scale_that_the_plan_says(name, alone):
     settings, kind, moved = ALONE[name]
@@ -225,6 +226,7 @@ def test_the_ledger_has_every_release_once_and_costs_what_the_events_do(way, fol
     assert tracked[-1] == most if way != "steps" else most <= tracked[-1] < 1.6 * most  # by RDP on the way
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("way", quick(["once", "central"], "once"))
 def test_what_a_private_run_writes_down(way, tmp_path):
     settings, private = WAYS[way]
@@ -318,6 +320,7 @@ def test_a_client_drawn_more_often_ends_the_run(tmp_path):
     assert run.privacy["epsilon"]["client 1"][-1] < run.privacy["epsilon"]["client 0"][-1] <= 1.0
 
 
+@pytest.mark.drill
 def test_a_stop_rule_leaves_no_round_paid_that_was_not_run(tmp_path):
     stop, private = fp.stop.Rounds(3), WAYS["once"][1]
     run = fp.run(FEDEPM, LOGISTIC, federation(), rounds=30, stop=stop, privacy=private, folder=tmp_path / "run")

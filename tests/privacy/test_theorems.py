@@ -303,6 +303,7 @@ MORE = [
 SUMS += [pytest.param(*one, marks=pytest.mark.drill) for one in MORE if one not in SUMS]
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(("problem", "norm", "dtype", "size"), SUMS)
 def test_one_row_moves_a_noised_sum_by_at_most_the_clipping_bound(problem, norm, dtype, size):
     case, count = Case(None, problem, "steps", norm), 3000
@@ -435,6 +436,7 @@ def test_without_noise_what_is_kept_is_what_the_algorithm_keeps(way):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.drill
 def test_a_run_that_is_not_private_is_as_it_was():
     for settings, _ in PRIVATE.values():
         experiment, loop = guarded(settings, fp.Logistic(l2=0.1), None, [rows(0), rows(1)])

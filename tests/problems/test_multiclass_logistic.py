@@ -112,6 +112,7 @@ def test_counts_are_the_largest_scores(loss):
     assert (float(found["rows"]), float(found["correct"])) == (D, right)
 
 
+@pytest.mark.drill
 @each
 @both
 def test_the_constants_bound_the_hessian(loss, intercept):
@@ -151,6 +152,7 @@ def test_softmax_is_the_network_s():
     np.testing.assert_allclose(ours[1].tree["w"], theirs[1].tree["w"].T, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.drill
 def test_a_run_is_saved_and_read_back(tmp_path):
     fed = fp.data.iris().split(clients=5, seed=0, holdout=0.2)
     p = fp.MulticlassLogistic(inputs=4, classes=3, loss="one_vs_rest", beta=1e-3, intercept=True)

@@ -29,7 +29,7 @@ def batch(i):
     return Batch(rng.normal(size=(rows, FEATURES)), rng.integers(0, 2, rows) * 1.0, np.ones(rows), np.asarray(i))
 
 
-QUICK = {"ssca", "scaffold", "fedsgd", "fedavg_stale"}
+QUICK = {"scaffold", "fedsgd"}
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.drill) for n in SUMS])
