@@ -139,5 +139,5 @@ def fig2(study: Study, count: int | None) -> dict[str, Any]:
 FIGURES = {
     "fig1": ("loss and test accuracy under the paper's noise, three losses; 12 runs a seed", fig1),
     "fig2": ("against FedAvg, FedProx and SCAFFOLD, three losses; 27 runs a seed", fig2),
-    "privacy": ("accuracy against ε with a real accountant, four methods tuned; 96 runs", privacy),
+    "privacy": ("accuracy against ε with a real accountant, four methods tuned; 108 runs", privacy),
 }

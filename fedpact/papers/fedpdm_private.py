@@ -17,7 +17,7 @@ from fedpact.report import lines_over
 from fedpact.run import run
 
 EPSILONS, FIRST = (1.0, 3.0, 7.0, 10.0, 20.0, 30.0), 7.0
-RATES, CLIPS, BATCH, STEPS, LOSS = (0.03, 0.1, 0.3), (0.3, 1.0), 60, 10, "softmax"
+RATES, CLIPS, BATCH, STEPS, LOSS = (0.01, 0.03, 0.1), (1.0, 3.0, 8.0), 60, 10, "softmax"
 LEAD = (
     f"MNIST, softmax loss of the FedPDM experiments, {CLIENTS} clients, {CHOSEN} a round, {ROUNDS} rounds, {STEPS} "
     f"noised steps a round on Poisson samples of {BATCH} of a client's 600 rows; {{seeds}}. (ε, δ) hides a record from "
