@@ -17,6 +17,16 @@ if not os.environ.get("FEDPACT_DATA") and (SHARED / "data").is_dir():
     os.environ["FEDPACT_DATA"] = str(SHARED / "data")
 
 
+#: Tests that take some seconds each on two cores, by their names: drills, so that `make test` stays below ten minutes.
+LONG = frozenset((Path(__file__).parent / "drills.txt").read_text(encoding="utf-8").splitlines())
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.nodeid in LONG:
+            item.add_marker(pytest.mark.drill)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory):
     """Caches of this session's own, shared by its workers and their subprocesses: every program is compiled once."""

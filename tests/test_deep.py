@@ -90,7 +90,9 @@ def test_rules_on_columns_that_are_not_measured_are_refused(federation):
         fp.run(fp.FedSGD(), PROBLEM, federation, rounds=1, telemetry="tests")
     for options in ({"engine": "debug"}, {}):
         where = federation if options else plain
-        with pytest.raises(InvalidArgument, match=r"^telemetry must be \"all\" here, got 'test'\. It needs the engine"):
+        with pytest.raises(
+            InvalidArgument, match=r"^telemetry must be \"all\" here, got 'test'\. It needs another engine"
+        ):
             fp.run(fp.FedSGD(), PROBLEM, where, rounds=1, telemetry="test", **options)
 
 
@@ -145,7 +147,7 @@ def test_the_cnns_have_names(name):
     [
         (
             {"run": {"engine": {"name": "hots"}}},
-            r"^engine must be one of debug, host, local, got 'hots'\. Did you mean 'host'",
+            r"^engine must be one of debug, host, local, ray, got 'hots'\. Did you mean 'host'",
         ),
         (
             {"run": {"engine": {"name": "host", "at_ones": 1}}},

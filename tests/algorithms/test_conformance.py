@@ -135,9 +135,9 @@ def test_the_registry_knows_it_by_its_name(name):
 
 def test_unknown_algorithms_are_named_with_the_nearest():
     with pytest.raises(
-        UnknownName, match=r"^algorithm must be one of .*fedepm.*, got 'fedpem'\. Did you mean 'fedepm'\?$"
+        UnknownName, match=r"^algorithm must be one of .*fedepm.*, got 'fedepn'\. Did you mean 'fedepm'\?$"
     ):
-        algorithm("fedpem")
+        algorithm("fedepn")
 
 
 @each

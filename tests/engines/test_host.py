@@ -85,13 +85,13 @@ def _counting(counts):
 
 
 def test_widths_are_few_and_hold_everyone():
-    widths = host._widths(np.array([600, 3, 77, 250]))
+    widths = host.padded_widths(np.array([600, 3, 77, 250]))
     assert widths[-1] == 600
     assert len(widths) == 13
     assert all(b * 2 // 3 == a for a, b in itertools.pairwise(widths))
     assert widths[0] >= 3  # and two thirds of it are fewer than the least
     assert widths[0] * 2 // 3 < 3
-    assert host._widths(np.array([300, 300])) == [300]
+    assert host.padded_widths(np.array([300, 300])) == [300]
 
 
 # Who takes part
