@@ -140,3 +140,9 @@ def test_the_licence_is_named_as_packaging_tools_read_it():
     assert PROJECT["license"] == "Apache-2.0"
     assert PROJECT["license-files"] == ["LICENSE"]
     assert not any("License" in classifier for classifier in PROJECT["classifiers"])
+
+
+def test_every_drill_by_name_is_a_test():
+    for line in (ROOT / "tests" / "drills.txt").read_text(encoding="utf-8").splitlines():
+        path, name = line.split("::")
+        assert f"def {name.split('[')[0]}(" in (ROOT / path).read_text(encoding="utf-8"), line
