@@ -36,8 +36,8 @@ from fedpact.core.driver import drive
 from fedpact.core.loop import Loop
 from fedpact.core.participation import as_participation
 from fedpact.core.vector import Vector
+from fedpact.definition import use_compilation_cache
 from fedpact.engines import LocalEngine
-from fedpact.run import use_compilation_cache
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- results:core -->", "<!-- end -->"

@@ -24,7 +24,7 @@ import numpy as np
 import fedpact as fp
 from fedpact.core.driver import drive
 from fedpact.core.participation import as_participation
-from fedpact.run import Experiment, _loop, _start
+from fedpact.definition import Experiment, loop_of, start_of
 
 NETWORK = fp.TwoLayer(hidden=128, activation="swish", bias=False, start=math.sqrt(6 / 794), mean=0.0, std=1.0)
 ROUNDS, NEVER = 130, 10**6
@@ -40,7 +40,7 @@ def round_ms(algorithm: Any, problem: Any, federation: Any) -> float:
     e = Experiment(algorithm, problem, federation, rounds=ROUNDS, evaluate_every=NEVER, precision="single")
     marks: list[tuple[int, float]] = []
     done = lambda carry, history, seconds: marks.append((history.rounds, time.perf_counter()))
-    drive(_loop(e), [federation], _start(e), as_participation(1.0), [0], ROUNDS, np.float32, after_block=done)
+    drive(loop_of(e), [federation], start_of(e), as_participation(1.0), [0], ROUNDS, np.float32, after_block=done)
     spent = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in list(pairwise(marks))[1:]]
     return 1e3 * min(spent)
 

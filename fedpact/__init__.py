@@ -43,6 +43,7 @@ if _TYPE_CHECKING:
         UnknownName,
     )
     from fedpact.core.participation import Covering, Everyone, Fraction, Independent, Poisson, Schedule
+    from fedpact.definition import Experiment
     from fedpact.engines import DebugEngine, HostEngine, LocalEngine
     from fedpact.model import Model
     from fedpact.privacy import Private
@@ -73,7 +74,7 @@ if _TYPE_CHECKING:
         from_flax,
         optimum,
     )
-    from fedpact.run import Experiment, Run, Runs, compare, run, trials
+    from fedpact.run import Run, Runs, compare, run, trials
 
 __version__ = "0.1.0"
 
@@ -162,13 +163,14 @@ _OF = {
     "fedpact.core.errors": "BudgetSpent CheckpointError ClientError DataError DatasetMissing FedpactError "
     "InvalidArgument OutputError UnknownName",
     "fedpact.core.participation": "Covering Everyone Fraction Independent Poisson Schedule",
+    "fedpact.definition": "Experiment",
     "fedpact.engines": "DebugEngine HostEngine LocalEngine",
     "fedpact.model": "Model",
     "fedpact.privacy": "Private",
     "fedpact.problems": "CNN1 CNN2 L1 MCP Box ClientLoss Constrained ElasticNet Gap GroupL1 LeastSquares Logistic Loss "
     "Misses MulticlassLogistic Network NonconvexLogistic Norm1 Norm2 PerRow Softmax TwoLayer from_equinox from_flax "
     "optimum",
-    "fedpact.run": "Experiment Run Runs compare run trials",
+    "fedpact.run": "Run Runs compare run trials",
 }
 _HOME = {name: module for module, names in _OF.items() for name in names.split()}
 _LAYERS = ("algorithms", "core", "data", "engines", "folder", "metrics", "model", "privacy", "problems", "report")

@@ -43,13 +43,13 @@ from fedpact.core.settings import Settings
 from fedpact.core.stop import Never
 from fedpact.core.vector import Vector
 from fedpact.data import Federation
+from fedpact.definition import Experiment, private_plan
 from fedpact.engines import LocalEngine
 from fedpact.privacy import epsilon as cost
 from fedpact.privacy.guard import Guard, Noise, Noisy, clip_whole
 from fedpact.privacy.private import Plan, Private
 from fedpact.problems import LeastSquares
 from fedpact.problems.base import curvature
-from fedpact.run import Experiment, private_plan
 
 PROBLEM = LeastSquares()
 #: Feature and target of the canary.

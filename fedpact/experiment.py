@@ -34,10 +34,10 @@ from fedpact.core.participation import Covering, Everyone, Fraction, Independent
 from fedpact.core.settings import Settings, called
 from fedpact.core.stop import GradientNorm, Rising, Rule, Seconds, Target, Variance, any_of
 from fedpact.core.vertical import Layout
+from fedpact.definition import Experiment
 from fedpact.engines import ENGINES
 from fedpact.privacy.private import Private
 from fedpact.problems import PROBLEMS, Logistic
-from fedpact.run import Experiment
 
 TABLES = ("data", "split", "problem", "algorithm", "run", "stop", "privacy")
 RUN_KEYS = ("participation", "rounds", "seed", "evaluate_every", "precision", "engine", "timing", "telemetry")

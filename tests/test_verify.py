@@ -15,7 +15,7 @@ import fedpact
 import fedpact.verify
 from fedpact.cli import main
 from fedpact.core.errors import DataError, FedpactError
-from fedpact.run import use_compilation_cache
+from fedpact.definition import use_compilation_cache
 from fedpact.verify import Verified, golden
 
 pytestmark = pytest.mark.drill

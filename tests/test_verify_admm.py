@@ -15,7 +15,7 @@ from helpers_recorder import record_admm
 
 from fedpact.cli import main
 from fedpact.core.errors import FedpactError
-from fedpact.run import use_compilation_cache
+from fedpact.definition import use_compilation_cache
 from fedpact.verify import golden
 
 pytestmark = pytest.mark.drill

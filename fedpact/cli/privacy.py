@@ -112,9 +112,9 @@ def plan(options: argparse.Namespace) -> int:
 
 def _plan_file(options: argparse.Namespace) -> int:
     """`fedpact privacy plan FILE`: what the run would cost, before anything is released."""
+    from fedpact.definition import private_plan
     from fedpact.experiment import build, read
     from fedpact.privacy import epsilon
-    from fedpact.run import private_plan
 
     named = ("noise", "rounds", "epsilon", "rate", "records", "cap", "steps", "dimension")
     given = [f"--{name}" for name in named if getattr(options, name) is not None]

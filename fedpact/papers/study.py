@@ -20,7 +20,7 @@ from fedpact.report import text_table, write_report
 
 PACKAGE = Path(__file__).parents[1]
 #: The parts of the package that decide a run's numbers.
-DECIDING = ("algorithms", "core", "data", "engines", "privacy", "problems", "run.py", "tune.py")
+DECIDING = ("algorithms", "core", "data", "engines", "privacy", "problems", "definition.py", "run.py", "tune.py")
 
 
 def source_digest(parts: Iterable[str], package: Path = PACKAGE) -> str:

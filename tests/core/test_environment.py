@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from fedpact.core.environment import cache_folder, environment
-from fedpact.run import use_compilation_cache
+from fedpact.definition import use_compilation_cache
 
 
 def test_versions_are_those_installed(monkeypatch):

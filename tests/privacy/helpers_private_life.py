@@ -120,7 +120,7 @@ def share_compiled_programs() -> None:
     """Keep the smallest too: engine `debug` compiles every operation, and every life would do so again."""
     import jax
 
-    importlib.import_module("fedpact.run").use_compilation_cache()
+    importlib.import_module("fedpact.definition").use_compilation_cache()
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -485,7 +485,7 @@ def test_a_discrete_release_is_on_its_lattice():
 @pytest.mark.parametrize("way", quick(["once", "steps", "convex"]))
 def test_a_row_that_overflows_counts_as_zero(way, monkeypatch):
     run_module = importlib.import_module("fedpact.run")
-    monkeypatch.setattr(run_module, "_root", lambda experiment: jax.random.key(0))  # the same noise on other data
+    monkeypatch.setattr(run_module, "root_of", lambda experiment: jax.random.key(0))  # the same noise on other data
     settings, private = WAYS[way]
     problem, models = fp.LeastSquares(l2=0.1), []
     huge = 1e200 if way != "convex" else np.finfo(float).max  # 1e200 is scaled down to R there

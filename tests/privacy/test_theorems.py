@@ -22,9 +22,9 @@ from fedpact.algorithms import fedepm, fedpdm
 from fedpact.core.contract import Batch, Oracle
 from fedpact.core.keys import Purpose, client_key
 from fedpact.core.vector import Vector
+from fedpact.definition import Experiment, loop_of
 from fedpact.privacy.guard import MARGIN, Clipped, Guard, Noise, Noisy, clip_whole
 from fedpact.privacy.private import Private, plan
-from fedpact.run import Experiment, _loop
 
 #: Those whose programs take long to compile.
 SLOW = ("once: network", "convex: logistic, batch", "convex: classes, batch", "convex: bent, batch", "convex: bent")
@@ -375,7 +375,7 @@ def guarded(settings, problem, private, clients):
     """The loop of a private run, and its federation."""
     federation = fp.data.Federation.from_arrays(clients, classes=["0", "1"])
     experiment = Experiment(settings, problem, federation, rounds=3, privacy=private)
-    return experiment, _loop(experiment)
+    return experiment, loop_of(experiment)
 
 
 PRIVATE = {
