@@ -25,7 +25,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedpact import data
 from fedpact.algorithms import algorithm as algorithm_named
@@ -111,8 +111,32 @@ def _apply(values: dict[str, Any], change: str) -> None:
     values[parts[-1]] = toml_value(text)
 
 
+class Parts(NamedTuple):
+    """An experiment file but for its data."""
+
+    algorithm: Settings
+    problem: Any
+    run: dict[str, Any]
+    stop: Rule | None
+    private: Private | None
+    name: str | None
+
+
 def build(values: Mapping[str, Any]) -> tuple[Experiment, str | None]:
     """The experiment a file describes, checked throughout, and its name."""
+    found = parts(values)
+    federation = federation_of(values)
+    made = Experiment(found.algorithm, found.problem, federation, stop=found.stop, privacy=found.private, **found.run)
+    return made, found.name
+
+
+def federation_of(values: Mapping[str, Any]) -> Any:
+    """The data of an experiment file, at its clients."""
+    return _federation(dict(values.get("data", {})), dict(values.get("split", {})))
+
+
+def parts(values: Mapping[str, Any]) -> Parts:
+    """Everything else that a file describes, checked."""
     for key, value in values.items():
         if key not in (*TABLES, "name"):
             raise unknown("key of the experiment", key, (*TABLES, "name"))
@@ -129,9 +153,8 @@ def build(values: Mapping[str, Any]) -> tuple[Experiment, str | None]:
     problem = _problem(tables["problem"])
     run = _run(tables["run"])
     stop = _stop(tables["stop"])
-    federation = _federation(tables["data"], tables["split"])
     private = called("[privacy]", Private, tables["privacy"]) if "privacy" in values else None
-    return Experiment(settings, problem, federation, stop=stop, privacy=private, **run), name
+    return Parts(settings, problem, run, stop, private, name)
 
 
 def _federation(source: dict[str, Any], split: dict[str, Any]) -> Any:

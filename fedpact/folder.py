@@ -81,7 +81,7 @@ def _locked(folder: Path) -> Any:
     return file
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
     """Whether a run began here: its configuration says on which data, or it was killed just before it was written."""
     begun = _names(folder) == {"experiment.json"} or any(folder.glob("checkpoint-*.bin"))
     return begun or _digest_in(folder) is not None
@@ -138,6 +138,7 @@ class RunFolder:
         problem_name(trained(experiment.problem))  # the end saves a model: refuse now what could not be saved then
         self.folder, self.settings = folder, experiment.digest()
         self.written, self.saved_at = 0, -math.inf
+        self._often = getattr(experiment.engine, "every_round", False)
         self.last: tuple[Any, History, float] | None = None
         self._resumed: Resumed | None = None
         self._text = hashlib.sha256()  # of history.csv as written
@@ -146,7 +147,7 @@ class RunFolder:
         self._ended = resuming  # whether the end of a shorter run may be here
         self._ledger: Ledger | None = None  # of a private run
         self._seen: Head | None = None
-        if resuming and folder.is_dir() and not (_is_new(folder) or _is_run(folder)):
+        if resuming and folder.is_dir() and not (_is_new(folder) or is_run(folder)):
             raise _not_a_run(folder)
         if resuming or _is_new(folder) or (folder / LOCK).exists():
             make_folder(folder)
@@ -234,7 +235,7 @@ class RunFolder:
         self.written = len(history)
 
         def restore(carry: Any) -> Any:
-            whole = checkpoint.restore(carry, found.leaves, (self.folder, found.versions))
+            whole = checkpoint.restore(carry, found.leaves, (self.folder, found.versions, found.digests))
             with writing(csv), csv.open("rb+") as file:
                 file.truncate(found.history_bytes)
             self._settle(experiment, source)
@@ -277,7 +278,7 @@ class RunFolder:
         append_synced(self.folder / "history.csv", rows)
         self._text.update(rows)
         self.written, self.last = len(history), (carry, history, elapsed)
-        if elapsed - self.saved_at >= CHECKPOINT_SECONDS or self.saved_at == -math.inf:
+        if self._often or elapsed - self.saved_at >= CHECKPOINT_SECONDS or self.saved_at == -math.inf:
             self.save()
 
     def save(self) -> None:

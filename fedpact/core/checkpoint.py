@@ -35,6 +35,7 @@ class Checkpoint(NamedTuple):
     history_digest: str = ""
     versions: Mapping[int, int] = {}
     ledger: tuple[int, str] | None = None  # lines and last hash of the privacy ledger
+    digests: Mapping[int, str] = {}  # of the states of clients that keep their own
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -71,6 +72,7 @@ def save(
     if store is not None:
         store.save(folder / FOLDER)
         header["versions"] = {str(client): version for client, version in store.versions.items()}
+        header["digests"] = {str(client): digest for client, digest in store.digests.items()}
     path = folder / f"checkpoint-{round_number:09d}.bin"
     write_atomic(path, seal("checkpoint", header, arrays))
     for old in _files(folder)[:-KEPT]:
@@ -122,13 +124,14 @@ def load(folder: Path, settings: str, differs: str = "") -> Checkpoint | None:
         header.get("history_digest", ""),
         versions,
         tuple(header["ledger"]) if "ledger" in header else None,
+        {int(client): text for client, text in header.get("digests", {}).items()},
     )
 
 
-def restore(carry: Any, leaves: list[np.ndarray], states: tuple[Path, Mapping[int, int]] | None = None) -> Any:
+def restore(carry: Any, leaves: list[np.ndarray], states: tuple[Path, Mapping[int, int], Any] | None = None) -> Any:
     """A carry of the same structure with the checkpoint's arrays.
 
-    `states` are the folder and the versions of client states that are files of their own.
+    `states` are the folder, the versions and the digests of client states that are files of their own.
     """
     old, tree = jax.tree.flatten(carry)
     same = len(old) == len(leaves) and all(
@@ -142,7 +145,7 @@ def restore(carry: Any, leaves: list[np.ndarray], states: tuple[Path, Mapping[in
     new = jax.tree.unflatten(tree, [jax.numpy.asarray(leaf) for leaf in leaves])
     if states is None or _store(carry) is None:
         return new
-    folder, versions = states
+    folder, versions, digests = states
     is_store = lambda node: isinstance(node, Store)
-    load = lambda node: node.load(folder / FOLDER, versions) if is_store(node) else node
+    load = lambda node: node.load(folder / FOLDER, versions, digests) if is_store(node) else node
     return jax.tree.map(load, new, is_leaf=is_store)

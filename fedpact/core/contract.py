@@ -109,6 +109,7 @@ class Stepped(NamedTuple):
     """What an engine returns of a round: the cohort's new states, uploads and notes, and which uploads are finite.
 
     `gathered` is what `server_step` sees the uploads as: the cohort, or `Streamed` where they are a sum already.
+    `told` are the engine's own columns of the round, those it names in its `told`.
     """
 
     rows: Any
@@ -117,6 +118,7 @@ class Stepped(NamedTuple):
     sound: Any
     cohort: Cohort
     gathered: Any
+    told: Mapping[str, Any] = {}
 
 
 class Oracle:

@@ -285,6 +285,8 @@ def _rows(
     history: History, mine: dict[str, np.ndarray], participants: np.ndarray, wire: _Wire, clock: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     count = len(participants)
+    absent = sum((mine[name] for name in ("missing", "refused_uploads") if name in mine), np.zeros(count))
+    participants = participants - absent + mine.get("late", np.zeros(count))
     total = np.cumsum(participants)
     gradients = mine.get("gradients", np.full(count, np.nan))
     return mine | {

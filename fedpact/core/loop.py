@@ -81,6 +81,7 @@ class Loop:
         self.grad = getattr(guard, "oracle", None) or getattr(problem, "oracle", None) or Oracle(problem)
         self.evaluate_every, self.timing, self.telemetry = evaluate_every, timing, telemetry
         self._names: list[str] = []
+        self._told: tuple[str, ...] = getattr(engine, "told", ())
         self._judged = "objective" if telemetry == "all" else "test_loss"
         self.clock: dict[str, list[float]] = {"local": [], "server": []}
         plain = timing or not engine.compiled
@@ -215,6 +216,7 @@ class Loop:
         row = self.measure_stage(state, data)
         self._names = list(row)
         row |= {name: jnp.asarray(jnp.nan) for name in (*self.algorithm.notes, *self.algorithm.info)}
+        row |= {name: jnp.asarray(0.0) for name in self._told}
         known = row | {"round": 0.0, "seconds": 0.0}
         recent = {
             name: jnp.full(self.stop.window, jnp.nan, jnp.float64).at[-1].set(known[name]) for name in self.stop.reads
@@ -244,7 +246,7 @@ class Loop:
         return self._while(going, body, (carry, blank))
 
     def _columns(self) -> list[str]:
-        return [*self._names, *self.algorithm.notes, *self.algorithm.info]
+        return [*self._names, *self.algorithm.notes, *self.algorithm.info, *self._told]
 
     def _round(self, carry: Carry, data: Any, cohort: Cohort, elapsed: Any, root: Any) -> tuple[Carry, dict[str, Any]]:
         old, t = carry.state, carry.round
@@ -258,7 +260,7 @@ class Loop:
         new = State(_either(fine, server, old.server), self.engine.keep(old.clients, stepped.rows, kept, t), last)
 
         last_view = notes._replace(**last) if self.algorithm.notes else notes
-        row = self._notes_row(notes, last_view, cohort)
+        row = self._notes_row(notes, last_view, cohort) | {name: stepped.told[name] for name in self._told}
         if info._fields != self.algorithm.info:
             declared = self.algorithm.info
             raise InvalidArgument(f"info of {self.algorithm.name} must be {info._fields}, its Info's, got {declared}.")

@@ -48,6 +48,7 @@ class Store:
         self.make, self.spill = make, spill
         self.held: Mapping[int, list[np.ndarray] | None] = {}  # None: on disk
         self.versions: Mapping[int, int] = {}
+        self.digests: Mapping[int, str] = {}  # of states that are elsewhere, to know them by
         self.structure: Any = None
 
     def __len__(self) -> int:
@@ -92,7 +93,7 @@ class Store:
                 leaves = jax.tree.leaves(self.get(client))
             _write(path, leaves)
 
-    def load(self, folder: Path, versions: Mapping[int, int]) -> Store:
+    def load(self, folder: Path, versions: Mapping[int, int], digests: Mapping[int, str]) -> Store:
         """A store of the states that `folder` holds in these versions."""
         new = Store(self.make, self.spill)
         new.versions = dict(versions)

@@ -6,13 +6,20 @@ from typing import Any
 
 from fedpact.core.errors import require, unknown
 from fedpact.engines.debug import DebugEngine
+from fedpact.engines.flower import FlowerEngine
 from fedpact.engines.host import HostEngine
 from fedpact.engines.local import LocalEngine
 from fedpact.engines.ray import RayEngine
 
-__all__ = ["DebugEngine", "HostEngine", "LocalEngine", "RayEngine", "as_engine"]
+__all__ = ["DebugEngine", "FlowerEngine", "HostEngine", "LocalEngine", "RayEngine", "as_engine"]
 
-ENGINES = {"debug": DebugEngine, "host": HostEngine, "local": LocalEngine, "ray": RayEngine}
+ENGINES = {
+    "debug": DebugEngine,
+    "flower": FlowerEngine,
+    "host": HostEngine,
+    "local": LocalEngine,
+    "ray": RayEngine,
+}
 
 
 def as_engine(engine: Any) -> Any:

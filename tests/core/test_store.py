@@ -74,7 +74,7 @@ def test_saved_and_loaded_it_is_the_same(empty, tmp_path):
     store.save(tmp_path / "folder")
     written = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "folder").iterdir()}
     assert sorted(written) == ["000002-000000001.bin", "000005-000000006.bin", "000009-000000006.bin"]
-    again = empty.load(tmp_path / "folder", store.versions)
+    again = empty.load(tmp_path / "folder", store.versions, {})
     for client in (2, 5, 9, 4):
         same(again.get(client), store.get(client))
     again.put({2: state(8)}, 7).save(tmp_path / "folder")  # only what is new is written
@@ -123,10 +123,10 @@ def test_a_checkpoint_lists_the_versions_and_two_checkpoints_keep_their_states(t
     assert names == [f"00000{c}-00000000{v}.bin" for c, v in ((0, 3), (0, 4), (1, 1), (2, 2), (3, 3), (4, 4))]
     found = checkpoint.load(tmp_path, settings)
     assert found.versions == {1: 1, 2: 2, 3: 3, 4: 4, 0: 4}
-    back, _ = checkpoint.restore((Store(made), np.zeros(4, int)), found.leaves, (tmp_path, found.versions))
+    back, _ = checkpoint.restore((Store(made), np.zeros(4, int)), found.leaves, (tmp_path, found.versions, {}))
     same(back.get(0), state(40))
     same(back.get(3), state(3))
     (tmp_path / "checkpoint-000000004.bin").unlink()
     found = checkpoint.load(tmp_path, settings)
-    back, _ = checkpoint.restore((Store(made), np.zeros(3, int)), found.leaves, (tmp_path, found.versions))
+    back, _ = checkpoint.restore((Store(made), np.zeros(3, int)), found.leaves, (tmp_path, found.versions, {}))
     same(back.get(0), state(30))

@@ -1,0 +1,82 @@
+"""Messages between a server and nodes that share nothing but a network: a kind, a table of plain values, arrays.
+
+A message is sealed as files are (`core.sealed`): a checksum, JSON, arrays without pickles. The receiver knows which
+arrays it expects, by shape and type, from the algorithm itself; a message never says what to make of it. Arrays that
+are equal travel once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedpact.core.errors import InvalidArgument
+from fedpact.core.sealed import seal, unseal
+
+#: Of the messages' form. Both sides must have the same.
+SCHEMA = 1
+
+
+class Refused(InvalidArgument):
+    """A message that must not be used; the sentence names what is wrong with it."""
+
+
+class Message(NamedTuple):
+    """What is asked or answered: `kind` names it, `values` are plain, `arrays` in an order that both sides know."""
+
+    kind: str
+    values: Mapping[str, Any]
+    arrays: Sequence[np.ndarray] = ()
+
+    def pack(self) -> bytes:
+        """The message as bytes."""
+        kept: dict[str, np.ndarray] = {}
+        places: dict[Any, str] = {}
+        order: list[int] = []
+        for array in map(np.asarray, self.arrays):
+            mark = (array.shape, array.dtype.str, sha256(np.ascontiguousarray(array)).digest())
+            if mark not in places:
+                places[mark] = f"{len(places):06d}"
+                kept[places[mark]] = array
+            order.append(int(places[mark]))
+        header = {"schema": SCHEMA, "kind": self.kind, "values": dict(self.values), "order": order}
+        return seal("message", header, kept)
+
+
+def unpack(content: bytes, kind: str | None = None) -> Message:
+    """The message in these bytes, of this kind where one is given."""
+    found = unseal("message", content)
+    if found is None:
+        raise Refused("message must be whole, got bytes that are damaged or no message of fedpact.")
+    header, arrays = found
+    if header.get("schema") != SCHEMA:
+        raise Refused(
+            f"schema of a message must be {SCHEMA}, got {header.get('schema')!r}. Install the same fedpact everywhere."
+        )
+    if kind is not None and header["kind"] not in (kind, "error"):
+        raise Refused(f"message must be of kind {kind!r}, got {header['kind']!r}.")
+    try:
+        ordered = [arrays[f"{number:06d}"] for number in header["order"]]
+    except (KeyError, TypeError, ValueError):
+        raise Refused("message must list the arrays it has, got others.") from None
+    return Message(header["kind"], header["values"], ordered)
+
+
+def checked(message: Message, shapes: Sequence[Any], who: str) -> list[np.ndarray]:
+    """The arrays, if they are of these shapes and types. `shapes` have `shape` and `dtype`."""
+    arrays = list(message.arrays)
+    if len(arrays) != len(shapes):
+        raise Refused(f"{message.kind} of {who} must hold {len(shapes)} arrays, got {len(arrays)}.")
+    for number, (array, wanted) in enumerate(zip(arrays, shapes, strict=True)):
+        if tuple(array.shape) != tuple(wanted.shape):
+            raise Refused(
+                f"array {number} of {who}'s {message.kind} must be of shape {tuple(wanted.shape)}, got {array.shape}."
+            )
+        if array.dtype != np.dtype(wanted.dtype):
+            raise Refused(
+                f"array {number} of {who}'s {message.kind} must be of {np.dtype(wanted.dtype)}, got {array.dtype}."
+            )
+    return arrays

@@ -1,0 +1,446 @@
+"""The Flower engine: every client is a node of its own, somewhere else, with its rows and its state.
+
+A round is a question to each node of the cohort and its answer (`core.wire`):
+
+    server   step(t, broadcast, the version and digest of the node's state)   →  node
+    node     loads that version, steps, writes version t+1, whole, to its disk
+             answer(t, version t+1, its digest, upload)                        →  server, who checks it before use
+    server   keep(t): these nodes now have version t+1; a checkpoint holds everyone's version and digest
+
+An answer counts if it comes within `deadline` seconds; the round goes on once all have answered, or then with `quorum`
+of them. Who is left out keeps what it had: its state, and at the server its last message, as in a round it was not
+drawn for. Too few, and the round waits for them, up to `patience`. An upload of the wrong shape, type, round or
+version, one that is not finite or longer than `largest` is refused and named, and the round goes on without it.
+
+`late` says what becomes of answers after the deadline: "drop", or "use" in the next round that the node is not asked
+in. `stale` says what becomes of a node that has lost the state the server knows it by: "refuse" leaves it out,
+"restart" gives it the state of one that joins. Every decision is a line of the log and a number of the history.
+
+The transport is a `link`: Flower's grid, or, in tests, nodes of the same process. The engine knows neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpact.core.contract import Batch, Cohort, Stepped, Streamed
+from fedpact.core.errors import ClientError, InvalidArgument, is_number, require, require_flags, require_one_of
+from fedpact.core.settings import plain_fields
+from fedpact.core.store import Store
+from fedpact.core.wire import Message, Refused, checked
+
+log = logging.getLogger("fedpact")
+STALE, LATE = ("refuse", "restart"), ("drop", "use")
+
+
+class Link(Protocol):
+    """How questions reach nodes. `ask` returns once all have answered, or by `deadline` with at least `enough`, or
+    after `patience` with what there is; `late` returns what has come since for rounds that had gone on.
+    """
+
+    names: list[str]
+
+    def tell(self, questions: Mapping[int, Message]) -> None:
+        """To be delivered before each node's next question. A failure is then the answer to that one."""
+        ...
+
+    def ask(self, questions: Mapping[int, Message], deadline: float, enough: int, patience: float) -> dict[int, Any]:
+        """Client → its answer, a `Message`; or the `Refused` that says why there is none."""
+        ...
+
+    def late(self) -> dict[int, Any]:
+        """Answers that came after their question was given up."""
+        ...
+
+
+@dataclass(frozen=True)
+class FlowerEngine:
+    """Clients are nodes of a federation; this is how long a round waits for them and what it takes from them.
+
+    `deadline` is in seconds; `quorum` the fraction of those asked that a round needs; `patience` how long it waits for
+    them beyond, before the run ends, resumable. `largest` bounds the 2-norm of an upload. `notes` asks nodes for their
+    notes (gradients computed, inner steps), which stay with them otherwise.
+    """
+
+    deadline: float = 300.0
+    quorum: float = 1.0
+    patience: float = 600.0
+    late: str = "drop"
+    stale: str = "refuse"
+    largest: float = math.inf
+    notes: bool = False
+    secure: bool = False
+    compiled, eager, first_block = False, False, 1
+    every_round = True  # a checkpoint after each: what nodes have released is not asked for again but in that one
+    told = ("missing", "refused_uploads", "late")
+    _running: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
+        for name in ("deadline", "patience"):
+            value = getattr(self, name)
+            require(is_number(value) and value > 0, name, "a number of seconds above 0", value)
+        require(is_number(self.quorum) and 0 < self.quorum <= 1, "quorum", "a fraction in (0, 1]", self.quorum)
+        ok = isinstance(self.largest, float | int) and not isinstance(self.largest, bool) and self.largest > 0
+        require(ok, "largest", "above 0", self.largest)
+        require_one_of("late", self.late, LATE)
+        require_one_of("stale", self.stale, STALE)
+        require_flags(self, "notes", "secure")
+
+    def over(self, link: Link) -> FlowerEngine:
+        """The engine with a link to its nodes."""
+        self._running.clear()
+        self._running.update(link=link, durable=[], out=set())
+        return self
+
+    @property
+    def link(self) -> Link:
+        """The nodes."""
+        if "link" not in self._running:
+            raise InvalidArgument(
+                'engine must be one of this machine here, got "flower". Start a federation: '
+                "fedpact federation run FILE, or flwr run; docs/how-to-federate.md."
+            )
+        return self._running["link"]
+
+    def name(self, client: int) -> str:
+        """What a client is called in sentences."""
+        return f"client {client} ({self.link.names[client]})"
+
+    # What the loop asks of an engine
+
+    def load(self, federations: Sequence[Any], dtype: Any) -> tuple[np.ndarray, Remote]:
+        """Nothing is loaded: the rows are the nodes'."""
+        if len(federations) > 1:
+            raise InvalidArgument("engine must be 'local' for vectorised trials, got 'flower'. Run them one by one.")
+        (federation,) = federations
+        require(len(self.link.names) == federation.clients, "link", f"of {federation.clients} nodes", self.link.names)
+        rows, pixels = int(federation.sizes[0]), federation.dataset.x.dtype == np.uint8
+        x = jax.ShapeDtypeStruct((rows, federation.features), np.uint8 if pixels else np.dtype(dtype))
+        line = jax.ShapeDtypeStruct((rows,), np.dtype(dtype))
+        first = Batch(x, line, line, jax.ShapeDtypeStruct((), np.int32))
+        return np.arange(federation.clients)[None], Remote(federation.clients, first)
+
+    def clients_of(self, data: Remote) -> Any:
+        """The client numbers by position."""
+        return np.arange(data.clients)
+
+    def one_client(self, data: Remote) -> Batch:
+        """The shapes of the first client's rows, to learn a message's shape from."""
+        return data.first
+
+    def one_state(self, clients: Any) -> Any:
+        """The shapes of a client's state, to learn a message's shape from."""
+        return clients.make(0)
+
+    def capacities(self, data: Any, largest: int, trials: bool) -> None:
+        """Nodes step who take part and nobody else."""
+        return
+
+    def join(self, f: Callable[..., Any], shared: Any, data: Remote, where: tuple[Any, str]) -> tuple[Away, Any]:
+        """Everyone is told where the run starts and sends its hello. All must be there."""
+        state, hello = jax.eval_shape(f, shared, data.first)
+        leaves, tree = jax.tree.flatten(hello)
+        w0, root = shared
+        sent = _arrays((w0, jax.random.key_data(root)))
+        questions = {i: Message("join", {"client": i, "clients": data.clients}, sent) for i in range(data.clients)}
+        answers = self._all(questions, "join")
+        rows = [
+            jax.tree.unflatten(tree, checked(answers[i], leaves, self.name(i))) for i in range(data.clients)
+        ]  # which may hold nothing
+        store = Away(lambda client: state, self._running)
+        stack = lambda *parts: jnp.asarray(np.stack(parts))
+        return store, jax.tree.map(stack, *rows) if leaves else rows[0]
+
+    def step(
+        self,
+        f: Callable[..., Any],
+        shared: Any,
+        data: Remote,
+        clients: Away,
+        cohort: Cohort,
+        combine: str,
+        where: tuple[Any, str],
+    ) -> Stepped:
+        """f(shared, batch, state) at the nodes of the cohort."""
+        msg, t, _ = shared
+        t = int(t)
+        _, upload, notes = jax.eval_shape(f, shared, data.first, clients.make(0))
+        ids = [int(i) for i in np.flatnonzero(np.asarray(cohort.mask))]
+        asked = [i for i in ids if i not in self._running["out"]]
+        round_ = Round(self, clients, upload, notes, t)
+        late = round_.late(set(asked))
+        round_.ask(asked, _arrays(msg), len(ids))
+        sound = round_.sound()
+        came = sorted(sound or round_.came)
+        if not came:
+            return _nobody(upload, notes, combine, {"missing": len(ids), **_counts(round_, 0)})
+        parts = [round_.came[i] for i in came]
+        exact = Cohort((jnp.asarray(came, jnp.int32),), jnp.ones(len(came), bool))
+        stack = lambda trees: jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *trees)
+        add = lambda trees: jax.tree.map(lambda *a: jnp.asarray(sum(a[1:], a[0])), *trees)
+        uploads = [part.upload for part in parts]
+        gathered: Any = Streamed(jnp.asarray(len(came))) if combine == "sum" else exact
+        missing = len([i for i in ids if i not in round_.came and i not in round_.refused])
+        return Stepped(
+            {i: (round_.came[i].version, round_.came[i].digest) for i in came},
+            add(uploads) if combine == "sum" else stack(uploads),
+            stack([part.notes for part in parts]),
+            jnp.asarray([i in sound for i in came]),
+            exact,
+            gathered,
+            {"missing": jnp.asarray(float(missing)), **_counts(round_, late)},
+        )
+
+    def keep(self, clients: Away, rows: Any, cohort: Cohort, t: Any) -> Away:
+        """The versions with those of the cohort; a round that is not kept leaves them as they were."""
+        if not bool(jnp.all(cohort.mask)):
+            return clients
+        new = Away(clients.make, self._running)
+        new.versions = {**clients.versions, **{i: version for i, (version, _) in rows.items()}}
+        new.digests = {**clients.digests, **{i: digest for i, (_, digest) in rows.items()}}
+        return new
+
+    def total(self, f: Callable[..., Any], shared: Any, data: Remote, clients: Away, where: tuple[Any, str]) -> Any:
+        """The sum of f(shared, batch, state) over all clients: m times the mean over those who answer."""
+        t = int(where[0])
+        wanted = jax.eval_shape(f, shared, data.first, clients.make(0))
+        leaves, tree = jax.tree.flatten(wanted)
+        sent = _arrays(shared)
+        everyone = [i for i in range(data.clients) if i not in self._running["out"]]
+        questions = {i: Message("measure", self._told_of(clients, i, t), sent) for i in everyone}
+        enough = max(1, math.ceil(self.quorum * len(everyone)))
+        answers = self.link.ask(questions, self.deadline, enough, self.patience)
+        total, count = None, 0
+        for i in sorted(answers):
+            try:
+                message = self._sound_answer(answers[i])
+                one = checked(message, leaves, self.name(i))
+            except Refused as refused:
+                log.warning("round %d, %s, measure: %s", t, self.name(i), refused)
+                continue
+            total = one if total is None else [a + b for a, b in zip(total, one, strict=True)]
+            count += 1
+        if total is None:
+            raise ClientError(f"round {t}, measure: nobody answered within {self.patience:g} s. Resume the run.")
+        if count < data.clients:
+            names = ", ".join(self.name(i) for i in range(data.clients) if i not in answers) or "some"
+            log.warning("round %d: telemetry is of %d of %d clients; without %s", t, count, data.clients, names)
+        parts = total if count == data.clients else [np.asarray(a * (data.clients / count), a.dtype) for a in total]
+        return {**jax.tree.unflatten(tree, [jnp.asarray(a) for a in parts]), "measured": jnp.asarray(float(count))}
+
+    def test(self, f: Callable[..., Any], w: Any, data: Remote) -> None:
+        """The server has no rows."""
+        return
+
+    # Questions
+
+    def _told_of(self, clients: Away, client: int, t: int) -> dict[str, Any]:
+        """What a node is told of its own state: the version to go on from, and those it must keep for a resume."""
+        version = clients.versions.get(client, 0)
+        kept = sorted({table.get(client, 0) for table in self._running["durable"]} | {version})
+        return {
+            "round": t,
+            "client": client,
+            "version": version,
+            "digest": clients.digests.get(client, ""),
+            "keep": kept,
+        }
+
+    def _sound_answer(self, answer: Any) -> Message:
+        if isinstance(answer, Refused):
+            raise answer
+        if answer.kind == "error":
+            raise Refused(str(answer.values.get("sentence", "the node failed")))
+        return answer
+
+    def _all(self, questions: Mapping[int, Message], stage: str) -> dict[int, Message]:
+        """Everyone's answer, or the error that names who has none."""
+        answers = self.link.ask(questions, self.patience, len(questions), self.patience)
+        for i in questions:
+            if i not in answers:
+                raise ClientError(f"{stage}: {self.name(i)} did not answer within {self.patience:g} s. Is it running?")
+            try:
+                self._sound_answer(answers[i])
+            except Refused as refused:
+                raise ClientError(f"{stage}: {self.name(i)}: {refused}") from None
+        return answers
+
+
+class Remote:
+    """What the server has of the data: the number of clients, and shapes."""
+
+    def __init__(self, clients: int, first: Batch) -> None:
+        self.clients, self.first = clients, first
+
+
+@jax.tree_util.register_pytree_node_class
+class Away(Store):
+    """Client → version and digest of a state that the client keeps. `make` tells a state's shapes."""
+
+    def __init__(self, make: Callable[[int], Any], running: dict[str, Any]) -> None:
+        super().__init__(make)
+        self.running = running
+
+    def save(self, folder: Path) -> None:
+        """A checkpoint is being written: nodes must keep these versions, and those of the one before it."""
+        self.running["durable"] = [*self.running["durable"][-1:], dict(self.versions)]
+
+    def load(self, folder: Path, versions: Mapping[int, int], digests: Mapping[int, str]) -> Away:
+        """The states that a checkpoint belongs to."""
+        new = Away(self.make, self.running)
+        new.versions, new.digests = dict(versions), dict(digests)
+        self.running["durable"] = [dict(versions)]
+        return new
+
+
+class Answer:
+    """An upload that was checked, with the version and digest of the state it left behind."""
+
+    def __init__(self, upload: Any, notes: Any, version: int, digest: str, finite: bool) -> None:
+        self.upload, self.notes, self.version, self.digest, self.finite = upload, notes, version, digest, finite
+
+
+class Round:
+    """One round's questions and what came of them."""
+
+    def __init__(self, engine: FlowerEngine, clients: Away, upload: Any, notes: Any, t: int) -> None:
+        self.engine, self.clients, self.t = engine, clients, t
+        self.shapes, self.tree = jax.tree.flatten(upload)
+        self.note_shapes, self.note_tree = jax.tree.flatten(notes)
+        self.came: dict[int, Answer] = {}
+        self.refused: dict[int, str] = {}
+
+    def late(self, asked: set[int]) -> int:
+        """Answers of rounds that went on without them: used where the rule says so and nobody asks them again now."""
+        engine, used = self.engine, 0
+        for i, answer in engine.link.late().items():
+            usable = engine.late == "use" and i not in asked
+            what = "used" if usable else "dropped"
+            log.warning("round %d, %s: a late upload was %s", self.t, engine.name(i), what)
+            if usable:
+                used += self._take(i, answer, late=True)
+        return used
+
+    def ask(self, ids: Sequence[int], sent: Sequence[np.ndarray], drawn: int) -> None:
+        """Ask, take what is sound, and ask those again who have lost their state where the rule gives them one."""
+        engine = self.engine
+        enough = max(1, math.ceil(engine.quorum * drawn)) if drawn else 0
+        again: list[int] = []
+        questions = {i: self._question(i, sent) for i in ids}
+        if questions:
+            answers = engine.link.ask(questions, engine.deadline, min(enough, len(questions)), engine.patience)
+            for i in questions:
+                if i not in answers:
+                    log.warning("round %d, %s: no answer by the deadline; left out", self.t, engine.name(i))
+                elif self._lost(i, answers[i]):
+                    again.append(i)
+                else:
+                    self._take(i, answers[i])
+        if again:
+            questions = {i: self._question(i, sent, fresh=True) for i in again}
+            answers = engine.link.ask(questions, engine.deadline, len(questions), engine.deadline)
+            for i in answers:
+                self._take(i, answers[i])
+        if len(self.came) < enough and not any(not one.finite for one in self.came.values()):
+            told = "; ".join(f"{engine.name(i)}: {why}" for i, why in self.refused.items())
+            raise ClientError(
+                f"round {self.t}: at least {enough} of {drawn} clients must answer, got {len(self.came)}. "
+                f"{told + '. ' if told else ''}Start the missing nodes and resume, or lower the quorum."
+            )
+
+    def _question(self, i: int, sent: Sequence[np.ndarray], fresh: bool = False) -> Message:
+        values = self.engine._told_of(self.clients, i, self.t)
+        values |= {"notes": self.engine.notes}
+        values |= {"version": 0, "digest": "", "fresh": True} if fresh else {}
+        return Message("step", values, sent)
+
+    def _lost(self, i: int, answer: Any) -> bool:
+        """Whether the node has not the state the server knows it by; what becomes of it is the rule's."""
+        if isinstance(answer, Refused) or answer.kind != "error" or answer.values.get("why") != "state":
+            return False
+        engine, name = self.engine, self.engine.name(i)
+        sentence = answer.values.get("sentence", "")
+        if engine.stale == "restart":
+            log.warning("round %d, %s: %s It starts again from the state of one that joins.", self.t, name, sentence)
+            return True
+        log.warning("round %d, %s: %s It is left out from now on.", self.t, name, sentence)
+        engine._running["out"].add(i)
+        return False
+
+    def _take(self, i: int, answer: Any, late: bool = False) -> bool:
+        """Check one answer and keep it; or refuse it, and say so."""
+        engine = self.engine
+        try:
+            message = engine._sound_answer(answer)
+            self.came[i] = self._checked(i, message, late)
+        except Refused as refused:
+            log.warning("round %d, %s: upload refused: %s", self.t, engine.name(i), refused)
+            self.refused[i] = str(refused)
+            return False
+        return True
+
+    def _checked(self, i: int, message: Message, late: bool) -> Answer:
+        engine, who = self.engine, self.engine.name(i)
+        values = message.values
+        if message.kind != "step":
+            raise Refused(f"answer of {who} must be a step, got {message.kind!r}.")
+        if values.get("client") != i:
+            raise Refused(f"answer of {who} must be its own, got one of client {values.get('client')!r}.")
+        if values.get("round") != self.t and not late:
+            raise Refused(f"answer of {who} must be of round {self.t}, got one of round {values.get('round')!r}.")
+        based = self.clients.versions.get(i, 0)
+        if values.get("based") not in (based, 0):
+            raise Refused(f"answer of {who} must go on from version {based}, got {values.get('based')!r}.")
+        version, digest = values.get("version"), values.get("digest")
+        if not (isinstance(version, int) and version == values["round"] + 1 and isinstance(digest, str) and digest):
+            raise Refused(f"answer of {who} must tell its state's version and digest, got {version!r}, {digest!r}.")
+        noted = bool(values.get("notes"))
+        arrays = checked(message, [*self.shapes, *(self.note_shapes if noted else ())], who)
+        own, rest = arrays[: len(self.shapes)], arrays[len(self.shapes) :]
+        finite = all(bool(np.isfinite(a).all()) for a in own if a.dtype.kind == "f")
+        size = math.sqrt(sum(float(np.sum(np.square(a, dtype=np.float64))) for a in own if a.dtype.kind == "f"))
+        if finite and size > engine.largest:
+            raise Refused(f"upload of {who} must be of norm at most {engine.largest:g}, got {size:g}.")
+        nothing = [np.full(s.shape, np.nan) for s in self.note_shapes]
+        notes = jax.tree.unflatten(self.note_tree, rest if noted else nothing)
+        return Answer(jax.tree.unflatten(self.tree, own), notes, version, digest, finite)
+
+    def sound(self) -> set[int]:
+        """Whose uploads are finite. One that is not is refused where others are; alone, it ends the run."""
+        fine = {i for i, one in self.came.items() if one.finite}
+        if fine:
+            for i in sorted(set(self.came) - fine):
+                sentence = "it is not finite."
+                log.warning("round %d, %s: upload refused: %s", self.t, self.engine.name(i), sentence)
+                self.refused[i] = sentence
+                del self.came[i]
+        return fine
+
+
+def _counts(one: Round, late: int) -> dict[str, Any]:
+    return {"refused_uploads": jnp.asarray(float(len(one.refused))), "late": jnp.asarray(float(late))}
+
+
+def _nobody(upload: Any, notes: Any, combine: str, told: Mapping[str, Any]) -> Stepped:
+    """A round without anyone: the shapes of one client's answer, masked."""
+    zero = lambda tree: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), tree)
+    one = Cohort((jnp.zeros(1, jnp.int32),), jnp.zeros(1, bool))
+    stack = lambda tree: jax.tree.map(lambda a: a[None], zero(tree))
+    gathered: Any = Streamed(jnp.asarray(0)) if combine == "sum" else one
+    sent = zero(upload) if combine == "sum" else stack(upload)
+    counts = {name: jnp.asarray(float(value)) for name, value in told.items()}
+    return Stepped({}, sent, stack(notes), jnp.ones(1, bool), one, gathered, counts)
+
+
+def _arrays(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]

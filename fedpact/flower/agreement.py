@@ -1,0 +1,139 @@
+"""How the nodes come to the same features: questions to everyone, before the run.
+
+    survey    columns, categories and the target's values        →  the server joins them: vocabularies, classes
+    moments   n, Σx, the least and the greatest of every column  →  means; which columns vary
+    moments   Σ(x − mean)²                                       →  deviations
+    prepare   the schema: how cells become features              →  every node codes and scales its own rows
+
+A simulation of the same files scales by the same numbers, to rounding (`data.dataset`). What nodes tell here is told
+to the server: names of columns and categories, sums over a node's rows; never a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedpact.core.errors import DataError, require_one_of
+from fedpact.core.wire import Message
+from fedpact.data.dataset import SCALES
+from fedpact.data.schema import Column, Schema
+from fedpact.data.tables import CODINGS, TASKS, _coded
+from fedpact.flower.described import checked_columns
+
+#: Everyone's answer to a question: client → message.
+Ask = Callable[[Mapping[int, Message]], dict[int, Message]]
+
+
+def agreed_schema(
+    values: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], names: Sequence[str], ask: Ask
+) -> Schema:
+    """The schema for everyone's rows. `surveys` are what the nodes told."""
+    made = [survey.get("made") for survey in surveys]
+    if any(made):
+        if any(one != made[0] for one in made):
+            raise DataError("nodes must all have rows of their own or all a part of the experiment's, got both kinds.")
+        return Schema.from_dict(dict(made[0] or {}))
+    table = values.get("data", {})
+    columns = _columns(table, surveys, names)
+    classes = _classes(table, surveys, names)
+    scale = table.get(
+        "scale", "standard" if any(survey["categories"] for survey in surveys) or _files(surveys) else "none"
+    )
+    require_one_of("scale", scale, SCALES)
+    shift, divisor = _scaling(scale, columns, len(names), ask)
+    return Schema(tuple(columns), tuple(divisor.tolist()), tuple(shift.tolist()), _target(table, columns), classes)
+
+
+def _files(surveys: Sequence[Mapping[str, Any]]) -> bool:
+    return any(survey.get("file") for survey in surveys)
+
+
+def _target(table: Mapping[str, Any], columns: Sequence[Column]) -> str:
+    taken = {column.name for column in columns}
+    return str(table.get("target", "y" if "y" not in taken else "target"))
+
+
+def _columns(table: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Column]:
+    """The features in the first node's order, categories joined over all nodes."""
+    coding = table.get("coding", "ordinal")
+    require_one_of("coding", coding, CODINGS)
+    first = surveys[0]["columns"]
+    for survey, name in zip(surveys, names, strict=True):
+        checked_columns(survey["columns"], first, name, names[0])
+    out: list[Column] = []
+    for column in first:
+        if any(column in survey["categories"] for survey in surveys):
+            joined = set().union(*(survey["categories"].get(column, ()) for survey in surveys))
+            out += _coded(column, tuple(sorted(joined)), coding)
+        else:
+            out.append(Column(column, "number"))
+    return out
+
+
+def _classes(table: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[str, ...]:
+    """The names of the classes, over all nodes; none for a regression target."""
+    task = table.get("task", "auto")
+    require_one_of("task", task, TASKS)
+    numbers, none = all(s["numbers"] for s in surveys), all(s["none"] for s in surveys)
+    if task == "auto" and not numbers and not none:
+        mixed = [name for name, s in zip(names, surveys, strict=True) if not s["numbers"]]
+        raise DataError(
+            f"target must be numbers at every node or at none, got text at {', '.join(map(repr, mixed))}. "
+            'Correct it; task="classification" reads every value as a class.'
+        )
+    values = {value for s in surveys for value in s["values"]}
+    if task == "regression" or (task == "auto" and not none and (any(s["many"] for s in surveys) or _many(values))):
+        return ()
+    if numbers:
+        by_value: dict[float, str] = {}
+        for value in sorted(values):
+            by_value.setdefault(float(value), value)
+        return tuple(by_value[v] for v in sorted(by_value))
+    return tuple(sorted(values))
+
+
+def _many(values: set[str]) -> bool:
+    from fedpact.data.tables import MOST_CLASSES
+
+    return len({float(value) for value in values}) > MOST_CLASSES
+
+
+def _scaling(scale: str, columns: Sequence[Column], clients: int, ask: Ask) -> tuple[np.ndarray, np.ndarray]:
+    """What to subtract from every column and what to divide it by, from sums over the nodes' training rows."""
+    shift, divisor = np.zeros(len(columns)), np.ones(len(columns))
+    if scale == "none":
+        return shift, divisor
+    told = [_plain(column) for column in columns]
+    sums = _asked(ask, clients, {"columns": told}, ())
+    count = sum(float(one[0]) for one in sums)
+    if scale == "norm":
+        norm = np.sqrt(np.sum([one[4] for one in sums], axis=0))
+        return shift, np.where(norm > 0, norm, 1.0)
+    mean = np.sum([one[1] for one in sums], axis=0) / count
+    varies = np.max([one[3] for one in sums], axis=0) > np.min([one[2] for one in sums], axis=0)
+    squares = _asked(ask, clients, {"columns": told}, (mean,))
+    return mean, np.where(varies, np.sqrt(np.sum([one[0] for one in squares], axis=0) / count), 1.0)
+
+
+def _asked(ask: Ask, clients: int, values: dict[str, Any], arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    answers = ask({i: Message("moments", {**values, "client": i}, arrays) for i in range(clients)})
+    out = []
+    for i in range(clients):
+        found = [np.asarray(a, np.float64) for a in answers[i].arrays]
+        if not all(np.isfinite(a).all() for a in found):
+            raise DataError(f"sums of node {i} must be finite, got others. A column is too large to be squared.")
+        out.append(found)
+    return out
+
+
+def _plain(column: Column) -> dict[str, Any]:
+    return {
+        "name": column.name,
+        "kind": column.kind,
+        "categories": list(column.categories),
+        "source": column.source,
+        "category": column.category,
+    }

@@ -1,0 +1,129 @@
+"""What everyone knows of everyone's data: names, numbers of rows, columns, classes. And the experiment made of it.
+
+The server and every node build the same `Experiment` from the same description, so that they have the same algorithm,
+problem and privacy plan; `digest` tells whether they do. The rows in it are stand-ins (zeros that take no memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from fedpact.core.errors import DataError, InvalidArgument
+from fedpact.core.vertical import Layout
+from fedpact.data import Dataset, Federation
+from fedpact.data.schema import Schema
+from fedpact.definition import Experiment
+from fedpact.engines.flower import FlowerEngine
+from fedpact.experiment import parts
+
+
+@dataclass(frozen=True)
+class Description:
+    """Of every client its name, its number of training rows, whether they are all zeros, and a mark of its data.
+
+    `schema` says how cells become features, for everyone; `pixels` that features are bytes. Of data split by features
+    `layout` says who holds which columns, and who the labels.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    blank: tuple[bool, ...]
+    marks: tuple[str, ...]
+    schema: Schema
+    pixels: bool = False
+    dataset: str = "federation"
+    layout: Layout | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for a message."""
+        more = {} if self.layout is None else {"layout": [list(map(list, self.layout.columns)), self.layout.closer]}
+        return {
+            "names": list(self.names),
+            "sizes": list(self.sizes),
+            "blank": list(self.blank),
+            "marks": list(self.marks),
+            "schema": self.schema.to_dict(),
+            "pixels": self.pixels,
+            "dataset": self.dataset,
+            **more,
+        }
+
+    @staticmethod
+    def from_dict(told: Mapping[str, Any]) -> Description:
+        """The description that `to_dict` wrote."""
+        try:
+            names = tuple(map(str, told["names"]))
+            layout = None
+            if "layout" in told:
+                columns, closer = told["layout"]
+                layout = Layout(tuple(tuple(map(int, block)) for block in columns), names, int(closer))
+            return Description(
+                names,
+                tuple(map(int, told["sizes"])),
+                tuple(map(bool, told["blank"])),
+                tuple(map(str, told["marks"])),
+                Schema.from_dict(told["schema"]),
+                bool(told["pixels"]),
+                str(told["dataset"]),
+                layout,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"description must be whole, got one that is damaged ({error!r}).") from None
+
+    def federation(self) -> Federation:
+        """A federation of stand-ins: everything is told but the rows."""
+        total, features, classes = sum(self.sizes), len(self.schema.columns), len(self.schema.classes)
+        x = np.broadcast_to(np.zeros((), np.uint8 if self.pixels else np.float64), (total, features))
+        y = np.arange(total) % classes if classes else np.zeros(total)  # every class there is
+        dataset = Dataset(self.dataset, x, np.asarray(y, np.float64), self.schema)
+        rows = np.split(np.arange(total), np.cumsum(self.sizes)[:-1])
+        told = f"{len(self.sizes)} nodes"
+        if self.layout is None:
+            return StandIn(dataset, tuple(rows), (), self.names, told, told=self)
+        raise InvalidArgument("data split by features have a federation of their own.")
+
+
+@dataclass(frozen=True, eq=False)
+class StandIn(Federation):
+    """A federation whose rows are elsewhere."""
+
+    told: Any = None
+
+    @cached_property
+    def blank(self) -> list[int]:
+        """The clients whose training rows are all zeros, as they say."""
+        return [i for i, empty in enumerate(self.told.blank) if empty]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the clients' marks of their data, and of how cells become features."""
+        text = sha256(repr((self.told.names, self.told.sizes, self.told.marks)).encode())
+        text.update(repr(self.told.schema).encode())
+        return text.hexdigest()
+
+
+def experiment_of(values: Mapping[str, Any], description: Description) -> tuple[Experiment, str | None]:
+    """The experiment that a file describes, on these nodes; and its name. What the file says of data stays unused."""
+    found = parts(values)
+    engine = found.run.pop("engine", None)
+    if not isinstance(engine, FlowerEngine):
+        engine = FlowerEngine()
+    federation = description.federation()
+    options: dict[str, Any] = {"stop": found.stop, "privacy": found.private, "engine": engine, **found.run}
+    return Experiment(found.algorithm, found.problem, federation, **options), found.name
+
+
+def checked_columns(own: Sequence[str], others: Sequence[str], who: str, first: str) -> None:
+    """Refuse nodes whose tables have not the same columns."""
+    if set(own) != set(others):
+        extra = sorted(set(own) ^ set(others))
+        raise DataError(
+            f"columns must be the same at every node, got {', '.join(extra)} at only one of {first!r} and {who!r}. "
+            "Rename them, or list what is not everyone's in [data] drop."
+        )

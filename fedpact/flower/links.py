@@ -1,0 +1,139 @@
+"""How questions reach nodes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedpact.core.wire import Message, Refused, unpack
+
+log = logging.getLogger("fedpact")
+
+
+class Telling:
+    """What is to be delivered before a node's next question, with it."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, list[bytes]] = {}
+
+    def tell(self, questions: Mapping[int, Message]) -> None:
+        """See `engines.flower.Link`."""
+        for client, message in questions.items():
+            self._told.setdefault(client, []).append(message.pack())
+
+    def packed(self, client: int, message: Message) -> bytes:
+        """The question, with what was to be told before it."""
+        before = self._told.pop(client, [])
+        content = message.pack()
+        if not before:
+            return content
+        return Message("several", {}, [np.frombuffer(one, np.uint8) for one in (*before, content)]).pack()
+
+
+class Direct(Telling):
+    """Nodes of the same process, one after the other: for tests, and to see a protocol without a network."""
+
+    def __init__(self, nodes: Sequence[Any]) -> None:
+        super().__init__()
+        self.nodes = list(nodes)
+        self.names: list[str] = [node.name for node in nodes]
+        self.sent: list[bytes] = []  # everything that crossed, both ways, where `record` is set
+        self.record = False
+
+    def ask(self, questions: Mapping[int, Message], deadline: float, enough: int, patience: float) -> dict[int, Any]:
+        """Everyone's answer."""
+        return {i: self._answer(i, message) for i, message in questions.items()}
+
+    def _answer(self, i: int, message: Message) -> Any:
+        content = self.packed(i, message)
+        answer = self.nodes[i].answer(content)
+        if self.record:
+            self.sent += [content, answer]
+        try:
+            return unpack(answer, message.kind)
+        except Refused as refused:
+            return refused
+
+    def late(self) -> dict[int, Any]:
+        """Nothing comes late."""
+        return {}
+
+
+class Grid(Telling):
+    """Nodes behind Flower's grid. `post` makes a Flower message of bytes, `open` takes the bytes out of one.
+
+    Questions are pushed and answers pulled, so that what comes after a deadline is not lost: `late` has it. A node that
+    was lost with a question is asked again when it is back, as long as the round waits for it.
+    """
+
+    EVERY = 0.2
+
+    def __init__(self, grid: Any, post: Callable[[bytes, int, str], Any], open_: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.grid, self.post, self.open = grid, post, open_
+        self.names: list[str] = []
+        self.nodes: list[int] = []  # node ids by client
+        self.waiting: dict[str, int] = {}  # message id → client, of rounds that went on
+        self.found: Callable[[], None] = lambda: None  # look for nodes that came back under another id
+
+    def ask(self, questions: Mapping[int, Message], deadline: float, enough: int, patience: float) -> dict[int, Any]:
+        """See `engines.flower.Link`."""
+        begun = time.monotonic()
+        contents = {client: self.packed(client, message) for client, message in questions.items()}
+        kinds = {client: message.kind for client, message in questions.items()}
+        pending = self._push(contents, kinds)
+        again: dict[int, float] = {}  # who failed, and when to ask again
+        answers: dict[int, Any] = {}
+        failed: dict[int, Refused] = {}
+        while pending or again:
+            for reply in self.grid.pull_messages(list(pending)):
+                client = pending.pop(reply.metadata.reply_to_message_id, None)
+                if client is None:
+                    continue
+                try:
+                    answers[client] = unpack(self.open(reply), questions[client].kind)
+                except Refused as refused:
+                    answers[client] = refused
+                except LookupError as lost:  # Flower's own error: the node is gone, or its process failed
+                    failed[client] = Refused(f"node {self.names[client]!r} did not answer: {lost}")
+                    again[client] = time.monotonic() + 3
+                    log.warning("%s", failed[client])
+            spent = time.monotonic() - begun
+            if spent >= deadline and len(answers) >= enough:
+                break
+            if spent >= patience:
+                break
+            due = [client for client, when in again.items() if when <= time.monotonic()]
+            if due:
+                self.found()
+                pending |= self._push({client: contents[client] for client in due}, kinds)
+                for client in due:
+                    del again[client]
+            if pending or again:
+                time.sleep(self.EVERY)
+        self.waiting |= pending
+        return answers
+
+    def _push(self, contents: Mapping[int, bytes], kinds: Mapping[int, str]) -> dict[str, int]:
+        posts = [self.post(content, self.nodes[client], kinds[client]) for client, content in contents.items()]
+        ids = list(self.grid.push_messages(posts))
+        return {message_id: client for message_id, client in zip(ids, contents, strict=True) if message_id}
+
+    def late(self) -> dict[int, Any]:
+        """What has come since for questions that were given up."""
+        out: dict[int, Any] = {}
+        if not self.waiting:
+            return out
+        for reply in self.grid.pull_messages(list(self.waiting)):
+            client = self.waiting.pop(reply.metadata.reply_to_message_id, None)
+            if client is None:
+                continue
+            try:
+                out[client] = unpack(self.open(reply))
+            except (Refused, LookupError) as refused:
+                log.warning("late answer of node %r: %s", self.names[client], refused)
+        return out

@@ -1,0 +1,395 @@
+"""What a client does in a real federation: answer the server's questions, with rows and a state that it keeps.
+
+    survey, moments, prepare    come to the same features and the same experiment as everyone (`agreement`)
+    join(w0, root)              → hello
+    step(t, version, broadcast) → load that version of the state, step, write version t+1, then answer
+    measure(version, model)     → telemetry
+
+Its folder, for one run:
+
+    run.bin               what `prepare` and `join` told, to go on by after a crash
+    000002-000000007.bin  the state of client 2 in version 7 (`core.store`): whole or absent
+    answer.bin            the last answer to a step, by the digest of its question: asked again, it is given again,
+                          so that noise is drawn once and an upload is the same however often it is sent
+    ledger.jsonl          of a private run: what left this node, written before it does
+
+A question tells which version of the state to go on from and the digest it must have. A node that has it goes on from
+there, whatever it has done since: the server's word on which rounds counts decides. One that has not says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from fedpact.core.contract import Batch
+from fedpact.core.errors import BudgetSpent, CheckpointError, FedpactError, InvalidArgument
+from fedpact.core.files import make_folder, write_atomic, writing
+from fedpact.core.loop import Loop
+from fedpact.core.store import Store, _name
+from fedpact.core.wire import Message, Refused, checked, unpack
+from fedpact.data.schema import Column
+from fedpact.definition import PRECISIONS, loop_of, mark_of, private_plan, start_of
+from fedpact.flower import sources
+from fedpact.flower.described import Description, experiment_of
+from fedpact.privacy.budget import Budget
+from fedpact.privacy.ledger import Ledger
+
+KEY = "node.key"
+
+
+class StateLost(CheckpointError):
+    """The node has not the state that the server knows it by."""
+
+
+class Node:
+    """One client: its configuration, its folder, and the run it takes part in."""
+
+    def __init__(self, config: Mapping[str, Any], folder: Path) -> None:
+        self.config, self.folder = dict(config), Path(folder)
+        make_folder(self.folder)
+        self.key = self._own_key()
+        self.source: sources.Source | None = None
+        self.run: RunAtNode | None = None
+
+    def _own_key(self) -> bytes:
+        """A secret of the node's own: marks of its data are keyed by it."""
+        path = self.folder / KEY
+        if not path.is_file():
+            write_atomic(path, secrets.token_bytes(32))
+            path.chmod(0o600)
+        return path.read_bytes()
+
+    @property
+    def name(self) -> str:
+        """What the node is called: as its configuration says."""
+        given = self.config.get("name", self.config.get("client"))
+        return str(given) if given is not None else Path(str(self.config.get("csv", self.folder))).stem
+
+    def answer(self, content: bytes) -> bytes:
+        """The answer to a question, as bytes; a failure is an answer too, a sentence."""
+        try:
+            message = unpack(content)
+            handler = getattr(self, f"on_{message.kind}", None)
+            if handler is None:
+                raise Refused(f"question must be one that a node answers, got {message.kind!r}.")
+            return handler(message)
+        except StateLost as error:
+            return Message("error", {"why": "state", "sentence": str(error)}).pack()
+        except BudgetSpent as error:
+            return Message("error", {"why": "budget", "sentence": str(error)}).pack()
+        except FedpactError as error:
+            return Message("error", {"why": "refused", "sentence": str(error)}).pack()
+        except (
+            Exception
+        ) as error:  # a defect, of fedpact's or of the user's model: told by its kind, the rest is logged
+            sentence = f"{type(error).__name__}: {error}"
+            return Message("error", {"why": "failed", "sentence": sentence}).pack()
+
+    # Before the run
+
+    def on_several(self, message: Message) -> bytes:
+        """Questions in a row: the answer to the last, or the first failure."""
+        answer = b""
+        for content in message.arrays:
+            answer = self.answer(content.tobytes())
+            if unpack(answer).kind == "error":
+                break
+        return answer
+
+    def on_hello(self, message: Message) -> bytes:
+        """Who it is; and, read from its rows, what everyone's features need of them."""
+        client = self.config.get("client")
+        told: dict[str, Any] = {"name": self.name, "client": client if isinstance(client, int) else None}
+        if "experiment" in message.values:
+            self.source = sources.own_source(self.config, message.values["experiment"])
+            told["survey"] = dict(self.source.survey())
+        return Message("hello", told).pack()
+
+    def on_moments(self, message: Message) -> bytes:
+        """Sums of the columns over the training rows."""
+        self._source().client = int(message.values["client"])
+        columns = [Column(**{**c, "categories": tuple(c["categories"])}) for c in message.values["columns"]]
+        mean = message.arrays[0] if message.arrays else None
+        return Message("moments", {}, self._source().moments(columns, mean)).pack()
+
+    def _source(self) -> sources.Source:
+        if self.source is None:
+            raise Refused("question must come after a survey, got one before it. The node was started again: ask anew.")
+        return self.source
+
+    def on_coded(self, message: Message) -> bytes:
+        """Code and scale the rows as agreed, and tell what of them everyone must know."""
+        from fedpact.data.schema import Schema
+
+        source = self._source()
+        source.client = int(message.values["client"])
+        own = source.federation(Schema.from_dict(message.values["schema"]), self.name)
+        self.own = own
+        size, blank = int(own.sizes[0]), bool(own.blank)
+        return Message("coded", {"rows": size, "blank": blank, "mark": sources.mark_of(own, self.key)}).pack()
+
+    def on_prepare(self, message: Message) -> bytes:
+        """The whole experiment: make it, check it with the own rows, and be ready for its rounds."""
+        run = RunAtNode(self, message)
+        if run.experiment.digest() != message.values["digest"]:
+            raise Refused(
+                f"experiment made by node {self.name!r} must be the server's, got another. Install the same version of "
+                "fedpact everywhere."
+            )
+        run.keep()
+        self.run = run
+        return Message("prepare", {}).pack()
+
+    # Rounds
+
+    def _run(self) -> RunAtNode:
+        if self.run is None:
+            self.run = RunAtNode.again(self)
+        return self.run
+
+    def on_join(self, message: Message) -> bytes:
+        """Where the run starts; the hello."""
+        return self._run().join(message)
+
+    def on_step(self, message: Message) -> bytes:
+        """A round."""
+        return self._run().step(message)
+
+    def on_measure(self, message: Message) -> bytes:
+        """Telemetry at the server's model."""
+        return self._run().measure(message)
+
+    def on_finish(self, message: Message) -> bytes:
+        """The run is over."""
+        return Message("finish", {}).pack()
+
+
+class RunAtNode:
+    """A run as one node has it: the experiment, its own rows, its states on disk."""
+
+    def __init__(self, node: Node, told: Message) -> None:
+        self.node, self.client = node, int(told.values["client"])
+        description = Description.from_dict(told.values["description"])
+        self.experiment, _ = experiment_of(told.values["experiment"], description)
+        e = self.experiment
+        e.problem.check(node.own)
+        self.private = private_plan(e)
+        self.loop: Loop = loop_of(e)
+        self.mark = mark_of(e)[:16]
+        self.folder = node.folder / f"run-{told.values['run']}"
+        make_folder(self.folder)
+        self.dtype = PRECISIONS[str(e.precision)]
+        self.batch = _batch(node.own, self.client, self.dtype)
+        native = getattr(e.problem, "native", False)
+        compiled = (lambda f: f) if native else jax.jit
+        self._join, self._step = compiled(self.loop._join_one), compiled(self.loop._step_one)
+        self._measure = compiled(self.loop._measure_one)
+        self.told = told
+        self.joined: Message | None = None
+        self._shapes: dict[str, Any] = {}
+
+    def keep(self) -> None:
+        """On the disk: which run it is, and what was told of it."""
+        write_atomic(self.folder / "prepare.bin", self.told.pack())
+        write_atomic(self.node.folder / "current", str(self.told.values["run"]).encode())
+
+    @classmethod
+    def again(cls, node: Node) -> RunAtNode:
+        """After a crash: from what was told before."""
+        current = node.folder / "current"
+        if not current.is_file():
+            raise Refused("question must come after the node was prepared, got one before it. Start the run again.")
+        folder = node.folder / f"run-{current.read_text()}"
+        told = unpack((folder / "prepare.bin").read_bytes(), "prepare")
+        node.source = sources.own_source(node.config, told.values["experiment"])
+        node.source.client = int(told.values["client"])
+        description = Description.from_dict(told.values["description"])
+        node.own = node.source.federation(description.schema, node.name)
+        if sources.mark_of(node.own, node.key) != description.marks[int(told.values["client"])]:
+            raise InvalidArgument(
+                f"rows of node {node.name!r} must be those the run began with, got others. Put them back, or start a "
+                "new run."
+            )
+        run = cls(node, told)
+        if (folder / "join.bin").is_file():
+            run._joined(unpack((folder / "join.bin").read_bytes(), "join"))
+        return run
+
+    # The start
+
+    def _joined(self, message: Message) -> None:
+        w0 = start_of(self.experiment)
+        shapes = [*jax.tree.leaves(w0), jax.random.key_data(jax.random.key(0))]
+        arrays = checked(message, shapes, "the server")
+        start = jax.tree.unflatten(jax.tree.structure(w0), [jnp.asarray(a) for a in arrays[:-1]])
+        self.shared = (start, jax.random.wrap_key_data(jnp.asarray(arrays[-1])))
+        self.joined = message
+        self.state_shape, _ = jax.eval_shape(self._join, self.shared, self.batch)
+
+    def join(self, message: Message) -> bytes:
+        """The hello, and what states begin as."""
+        self._joined(message)
+        write_atomic(self.folder / "join.bin", message.pack())
+        _, hello = self._join(self._begin(), self.batch)
+        return Message("join", {"client": self.client}, _arrays(hello)).pack()
+
+    def _begin(self) -> Any:
+        if self.joined is None:
+            raise Refused("question must come after the join, got one before it. Start the run again.")
+        return self.shared
+
+    # States
+
+    def _store(self) -> Store:
+        return Store(lambda client: self._join(self._begin(), self.batch)[0], self.folder)
+
+    def _state(self, version: int, digest: str) -> Any:
+        """The state in this version, if it is the one that the server knows by this digest."""
+        store = self._store()
+        if version == 0:
+            return jax.tree.map(np.asarray, store.make(self.client))
+        path = self.folder / _name(self.client, version)
+        found = _digest_of(path)
+        if found is None or (digest and found != digest):
+            held = sorted(int(p.stem.split("-")[1]) for p in self.folder.glob(f"{self.client:06d}-*.bin"))
+            has = f"versions {', '.join(map(str, held))}" if held else "none"
+            what = "another state of that version" if found is not None else has
+            raise StateLost(f"state of node {self.node.name!r} must be of version {version}, got {what}.")
+        store.versions, store.held = {self.client: version}, {self.client: None}
+        store.structure = jax.tree.structure(self.state_shape)
+        return store.get(self.client)
+
+    # Rounds
+
+    def step(self, message: Message) -> bytes:
+        """One round, or the answer that was given to the same question before."""
+        kept, question = self.folder / "answer.bin", _identity(message)
+        if kept.is_file():
+            head, _, body = kept.read_bytes().partition(b"\n")
+            if head.decode() == question:
+                return body
+        values = message.values
+        self._mine(values)
+        t, version = int(values["round"]), int(values["version"])
+        state = self._state(version, str(values["digest"]))
+        if self.private is not None:
+            self._spend(t)
+        msg = self._broadcast(message)
+        new, upload, notes = jax.device_get(self._step((msg, jnp.asarray(t), self._root()), self.batch, state))
+        self._store().put({self.client: new}, t + 1)
+        digest = _digest_of(self.folder / _name(self.client, t + 1))
+        told = {"client": self.client, "round": t, "based": version, "version": t + 1, "digest": digest}
+        noted = bool(values.get("notes")) and self.private is None
+        arrays = _arrays(upload) + (_arrays(notes) if noted else [])
+        body = Message("step", {**told, "notes": noted}, arrays).pack()
+        write_atomic(kept, question.encode() + b"\n" + body)
+        self._sweep({int(v) for v in values.get("keep", ())} | {version, t + 1})
+        return body
+
+    def _mine(self, values: Mapping[str, Any]) -> None:
+        if values.get("client") != self.client:
+            raise Refused(f"question must be for client {self.client}, got one for {values.get('client')!r}.")
+
+    def _root(self) -> Any:
+        """The key of a step's draws: the server's, but of a private run, whose samples and noise nobody else knows."""
+        if self.private is None:
+            return self._begin()[1]
+        key = jax.random.key(int.from_bytes(os.urandom(4)))
+        for _ in range(3):
+            key = jax.random.fold_in(key, int.from_bytes(os.urandom(4)))
+        return key
+
+    def _broadcast(self, message: Message) -> Any:
+        if "msg" not in self._shapes:
+            self._shapes["msg"] = jax.eval_shape(self._first_broadcast)
+        leaves, tree = jax.tree.flatten(self._shapes["msg"])
+        arrays = checked(message, leaves, "the server")
+        return jax.tree.unflatten(tree, [jnp.asarray(a) for a in arrays])
+
+    def _first_server(self) -> Any:
+        algorithm, clients = self.loop.algorithm, len(self.experiment.federation.rows)
+        w0, root = self._begin()
+        _, hello = self.loop._join_one((w0, root), self.batch)
+        return algorithm.init(w0, jax.tree.map(lambda a: jnp.stack([a] * clients), hello))
+
+    def _first_broadcast(self) -> Any:
+        return self.loop.algorithm.broadcast(self._first_server())
+
+    def _first_seen(self) -> Any:
+        algorithm, server = self.loop.algorithm, self._first_server()
+        return (algorithm.observe or algorithm.broadcast)(server), algorithm.model(server)
+
+    def measure(self, message: Message) -> bytes:
+        """The telemetry's terms of this client. A private run's would tell what noise hides: it has none."""
+        values = message.values
+        self._mine(values)
+        if self.private is not None:
+            raise Refused('telemetry must be "none" in a private federation, got a question for it.')
+        state = self._state(int(values["version"]), str(values["digest"]))
+        if "seen" not in self._shapes:
+            self._shapes["seen"] = jax.eval_shape(self._first_seen)
+        leaves, tree = jax.tree.flatten(self._shapes["seen"])
+        arrays = checked(message, leaves, "the server")
+        shared = jax.tree.unflatten(tree, [jnp.asarray(a) for a in arrays])
+        sums = jax.device_get(self._measure(shared, self.batch, state))
+        return Message("measure", {"client": self.client}, _arrays(sums)).pack()
+
+    def _spend(self, t: int) -> None:
+        """Write into the node's own ledger what this round releases, if its own budget has room."""
+        assert self.private is not None
+        config = self.node.config
+        with Ledger(self.node.folder) as ledger:
+            releases = self.private.releases(t, np.asarray([self.client]), self.mark)
+            if "epsilon" in config:
+                budget = Budget(float(config["epsilon"]), float(config.get("delta", 1e-5)), *self.private.claim)
+                over = budget.exceeded_by(ledger, releases)
+                if over is not None:
+                    raise BudgetSpent(f"node {self.node.name!r} must keep to its own ε, got a round beyond it: {over}")
+            ledger.spend(releases)
+
+    def _sweep(self, versions: set[int]) -> None:
+        names = {_name(self.client, version) for version in versions}
+        with writing(self.folder):
+            for path in self.folder.glob(f"{self.client:06d}-*.bin"):
+                if path.name not in names:
+                    path.unlink(missing_ok=True)
+
+
+def _batch(own: Any, client: int, dtype: Any) -> Batch:
+    x, y = own.client(0)
+    x = x.toarray() if scipy.sparse.issparse(x) else np.asarray(x)
+    x = x if x.dtype == np.uint8 else x.astype(dtype)
+    return Batch(jnp.asarray(x), jnp.asarray(y.astype(dtype)), jnp.ones(len(y), dtype), jnp.asarray(client, jnp.int32))
+
+
+def _arrays(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def _digest_of(path: Path) -> str | None:
+    """The digest of a sealed file, from its first line; None where there is none."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        first = file.readline().split()
+    return first[-1].decode() if len(first) == 3 else None
+
+
+def _identity(question: Message) -> str:
+    """What a question asks, whatever it adds about which states to keep."""
+    values = {name: value for name, value in question.values.items() if name != "keep"}
+    text = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
+    for array in question.arrays:
+        text.update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())
+    return text.hexdigest()

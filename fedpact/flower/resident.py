@@ -1,0 +1,170 @@
+"""The node's process. Flower starts a process for every message; this one outlives them, with the rows in memory.
+
+The ClientApp (`client`) sends it a message through a socket in a folder that only this user can open, and gets the
+answer. It is started by the first message, ends with the SuperNode that started it, or after an hour without a message,
+and may be killed at any moment: everything that counts is in the node's folder, which it holds a lock on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+IDLE = 3600.0
+START = 120.0
+
+
+def place_of(config: dict[str, Any]) -> Path:
+    """The node's folder: its `state`, or one by its name below the working folder."""
+    name = str(config.get("name", config.get("client", Path(str(config.get("csv", "node"))).stem)))
+    return Path(str(config.get("state", Path("fedpact-state") / name))).absolute()
+
+
+def _socket_path(folder: Path) -> Path:
+    """Short enough for any system; in a folder of this user alone."""
+    home = Path(tempfile.gettempdir()) / f"fedpact-{os.getuid()}"
+    home.mkdir(mode=0o700, exist_ok=True)
+    if home.stat().st_uid != os.getuid():
+        raise PermissionError(f"{home} is another user's")
+    return home / sha256(str(folder).encode()).hexdigest()[:24]
+
+
+def _send(connection: socket.socket, content: bytes) -> None:
+    connection.sendall(struct.pack("!Q", len(content)) + content)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    head = _exactly(connection, 8)
+    return _exactly(connection, struct.unpack("!Q", head)[0])
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    parts, left = [], count
+    while left:
+        part = connection.recv(min(left, 1 << 20))
+        if not part:
+            raise ConnectionError("the other side is gone")
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def ask(config: dict[str, Any], content: bytes) -> bytes:
+    """The resident's answer; it is started if it is not there, and again, once, if it is lost on the way."""
+    folder = place_of(config)
+    for attempt in range(2):
+        try:
+            with _connected(folder, config) as connection:
+                _send(connection, content)
+                return _receive(connection)
+        except ConnectionError:
+            if attempt:
+                raise
+    raise ConnectionError("the node's process was lost twice")
+
+
+def _connected(folder: Path, config: dict[str, Any]) -> socket.socket:
+    path, started = _socket_path(folder), None
+    until = time.monotonic() + START
+    while time.monotonic() < until:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(path))
+            return connection
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+        if started is None or started.poll() is not None:
+            started = _start(folder, config)
+        time.sleep(0.05)
+    raise ConnectionError(f"the node's process did not start within {START:g} s; see {folder / 'node.log'}")
+
+
+def _start(folder: Path, config: dict[str, Any]) -> Any:
+    folder.mkdir(parents=True, exist_ok=True)
+    told = json.dumps({"config": config, "folder": str(folder), "parent": os.getppid()})
+    with (folder / "node.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedpact.flower.resident", told],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+# The process itself
+
+
+def serve(config: dict[str, Any], folder: Path, parent: int) -> None:
+    """Answer until there is nobody to answer to."""
+    lock = (folder / "node.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return  # another one serves this folder
+    if (threads := config.get("threads")) is not None:
+        cores = sorted(os.sched_getaffinity(0))[: int(threads)]
+        os.sched_setaffinity(0, cores)
+    from fedpact.flower.node import Node
+
+    node = Node(config, folder)
+    path = _socket_path(folder)
+    path.unlink(missing_ok=True)
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen(8)
+    last = [time.monotonic()]
+    threading.Thread(target=_watch, args=(parent, last, path), daemon=True).start()
+    while True:
+        connection, _ = server.accept()
+        with contextlib.suppress(ConnectionError), connection:
+            content = _receive(connection)
+            last[0] = float("inf")
+            answer = node.answer(content)
+            last[0] = time.monotonic()
+            _send(connection, answer)
+
+
+def _born(pid: int) -> str:
+    """When a process was started, to know it from another of the same number; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _watch(parent: int, last: list[float], path: Path) -> None:
+    born = _born(parent)
+    while True:
+        time.sleep(0.5)
+        if (born and _born(parent) != born) or not _alive(parent) or time.monotonic() - last[0] > IDLE:
+            path.unlink(missing_ok=True)
+            os.kill(os.getpid(), signal.SIGKILL)  # in the middle of anything: what counts is whole on the disk
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    serve(given["config"], Path(given["folder"]), int(given["parent"]))

@@ -1,0 +1,103 @@
+"""The server's side: wait for the nodes, agree on the features, run the experiment over them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedpact.core.errors import ClientError, DataError
+from fedpact.core.wire import Message, Refused
+from fedpact.definition import Experiment
+from fedpact.engines.flower import FlowerEngine, Link
+from fedpact.flower.agreement import agreed_schema
+from fedpact.flower.described import Description, experiment_of
+from fedpact.run import Run, execute
+
+log = logging.getLogger("fedpact")
+
+
+def numbered(hellos: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The order of the nodes: by the numbers they were given, or by their names."""
+    names = [str(hello["name"]) for hello in hellos]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"names of nodes must be distinct, got {twice[0]!r} twice. Give each a name of its own.")
+    given: list[Any] = [hello.get("client") for hello in hellos]
+    if all(number is None for number in given):
+        return sorted(range(len(names)), key=lambda k: names[k])
+    if sorted(given, key=lambda g: -1 if g is None else g) != list(range(len(names))):
+        raise DataError(f"clients of the nodes must be 0 to {len(names) - 1}, got {given}. Number all, or none.")
+    return sorted(range(len(names)), key=lambda k: given[k])
+
+
+def _ask(link: Link, questions: Mapping[int, Message], patience: float) -> dict[int, Message]:
+    """Everyone's answer; the first that has none, or a sentence instead, ends the start."""
+    answers = link.ask(questions, patience, len(questions), patience)
+    for i, message in questions.items():
+        if i not in answers:
+            raise ClientError(f"{message.kind}: node {link.names[i]!r} did not answer within {patience:g} s.")
+        found = answers[i]
+        if isinstance(found, Refused) or found.kind == "error":
+            sentence = str(found) if isinstance(found, Refused) else found.values.get("sentence")
+            raise ClientError(f"{message.kind}: node {link.names[i]!r}: {sentence}")
+    return answers
+
+
+def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patience: float = 600.0) -> Description:
+    """What everyone knows of everyone's data."""
+    names, everyone = list(link.names), range(len(link.names))
+    schema = agreed_schema(values, surveys, names, lambda questions: _ask(link, questions, patience))
+    questions = {i: Message("coded", {"client": i, "schema": schema.to_dict()}) for i in everyone}
+    answers = _ask(link, questions, patience)
+    told = [answers[i].values for i in everyone]
+    return Description(
+        tuple(names),
+        tuple(int(one["rows"]) for one in told),
+        tuple(bool(one["blank"]) for one in told),
+        tuple(str(one["mark"]) for one in told),
+        schema,
+        bool(surveys[0].get("pixels", False)),
+        str(surveys[0].get("dataset", values.get("name", "federation"))),
+    )
+
+
+def greet(values: Mapping[str, Any], link: Link, patience: float = 600.0) -> dict[int, Mapping[str, Any]]:
+    """Who the nodes are, and what they tell of their data."""
+    questions = {i: Message("hello", {"experiment": dict(values)}) for i in range(len(link.names))}
+    return {i: answer.values for i, answer in _ask(link, questions, patience).items()}
+
+
+def prepare(
+    values: Mapping[str, Any], link: Link, surveys: Sequence[Any], folder: Path | None, patience: float = 600.0
+) -> tuple[Experiment, str | None]:
+    """The experiment, made by the server and by every node alike."""
+    description = agree(values, link, surveys, patience)
+    experiment, name = experiment_of(values, description)
+    place, digest = "" if folder is None else str(folder.resolve()), experiment.digest()
+    run = hashlib.sha256(json.dumps([place, digest]).encode()).hexdigest()[:16]
+    told = {"experiment": dict(values), "description": description.to_dict(), "run": run, "digest": digest}
+    link.tell({i: Message("prepare", {**told, "client": i}) for i in range(len(link.names))})
+    engine = experiment.engine
+    assert isinstance(engine, FlowerEngine)
+    engine.over(link)
+    return experiment, name
+
+
+def federate(
+    values: Mapping[str, Any],
+    link: Link,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    surveys: Sequence[Any] | None = None,
+) -> Run:
+    """Run an experiment over the nodes of a link; with a folder it can be resumed. `surveys`: see `greet`."""
+    path = None if folder is None else Path(folder)
+    if surveys is None:
+        found = greet(values, link)
+        surveys = [found[i]["survey"] for i in range(len(link.names))]
+    experiment, name = prepare(values, link, surveys, path)
+    return execute(experiment, folder=path, name=name, resuming=resume, source=values)

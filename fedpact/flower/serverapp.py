@@ -1,0 +1,107 @@
+"""The ServerApp: `flwr run` starts it with a run configuration.
+
+experiment   the experiment's file, within the app's folder or anywhere on the server
+folder       where the run is kept; one that is there is resumed
+nodes        how many nodes take part
+wait         seconds to wait for them (default 600)
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, MessageType
+from flwr.serverapp import Grid as FlowerGrid
+from flwr.serverapp import ServerApp
+
+from fedpact.core.errors import ClientError, FedpactError, InvalidArgument
+from fedpact.core.wire import Message as Question
+from fedpact.experiment import read
+from fedpact.flower.client import unwrapped, wrapped
+from fedpact.flower.links import Grid
+from fedpact.flower.server import federate, numbered
+from fedpact.folder import is_run
+
+app = ServerApp()
+log = logging.getLogger("fedpact")
+
+
+def _post(content: bytes, node: int, kind: str) -> Message:
+    return Message(wrapped(content), dst_node_id=node, message_type=MessageType.TRAIN, group_id=kind)
+
+
+def _open(reply: Message) -> bytes:
+    if reply.has_error():
+        raise LookupError(f"Flower's error {reply.error.code}: {reply.error.reason}")
+    return unwrapped(reply.content)
+
+
+def _gather(grid: Any, link: Grid, values: Any, wanted: int, wait: float) -> list[Any]:
+    """Wait until so many nodes are there, and learn who they are and what they tell of their data."""
+    until = time.monotonic() + wait
+    while len(ids := sorted(grid.get_node_ids())) < wanted:
+        if time.monotonic() > until:
+            raise ClientError(f"nodes must be {wanted}, got {len(ids)} after {wait:g} s. Start the others.")
+        time.sleep(0.5)
+    link.nodes, link.names = ids[:], [str(i) for i in ids]
+    hello = Question("hello", {"experiment": dict(values)})
+    answers = link.ask(dict.fromkeys(range(len(ids)), hello), wait, wanted, wait)
+    said = {k: one.values for k, one in answers.items() if not isinstance(one, Exception) and one.kind == "hello"}
+    for k, one in answers.items():
+        if k not in said:
+            sentence = str(one) if isinstance(one, Exception) else one.values.get("sentence")
+            log.error("node %s: %s", link.names[k], sentence)
+    if len(said) < wanted:
+        raise ClientError(f"nodes must be {wanted}, got {len(said)} that are ready. Mend or start the others.")
+    kept = sorted(said)[:wanted]
+    order = numbered([said[k] for k in kept])
+    link.nodes = [ids[kept[k]] for k in order]
+    link.names = [str(said[kept[k]]["name"]) for k in order]
+    link.found = lambda: _look_again(grid, link)
+    return [said[kept[k]]["survey"] for k in order]
+
+
+def _look_again(grid: Any, link: Grid) -> None:
+    """A node without a key comes back under another id: ask those that nobody knows who they are."""
+    known = set(link.nodes)
+    for node in sorted(set(grid.get_node_ids()) - known):
+        probe = Grid(grid, link.post, link.open)
+        probe.nodes, probe.names = [node], [str(node)]
+        answers = probe.ask({0: Question("hello", {})}, 30, 1, 30)
+        name = str(answers[0].values["name"]) if 0 in answers and not isinstance(answers[0], Exception) else ""
+        if name in link.names:
+            log.warning("node %r is back under another id", name)
+            link.nodes[link.names.index(name)] = node
+
+
+def _log_here() -> None:
+    """fedpact's own lines into the run's log, which Flower shows."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s fedpact: %(message)s", "%H:%M:%S"))
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
+
+
+@app.main()
+def main(grid: FlowerGrid, context: Context) -> None:
+    """One run, to its end."""
+    _log_here()
+    config = context.run_config
+    try:
+        for key in ("experiment", "nodes"):
+            if key not in config:
+                raise InvalidArgument(f"run configuration must have {key!r}, got none. Give it with --run-config.")
+        values = read(str(config["experiment"]))
+        folder = Path(str(config.get("folder", "runs/flower")))
+        link = Grid(grid, _post, _open)
+        surveys = _gather(grid, link, values, int(config["nodes"]), float(config.get("wait", 600)))
+        resume = folder.is_dir() and is_run(folder)
+        run = federate(values, link, folder, resume, surveys)
+        log.info("%s: %s; kept in %s", run.name, run.outcome, folder)
+    except FedpactError as error:
+        log.error("%s", error)
+        raise SystemExit(1) from None

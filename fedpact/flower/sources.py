@@ -1,0 +1,270 @@
+"""A node's rows: from a CSV file, from a function, or a part of the experiment's own dataset.
+
+What a source tells before the run is what everyone's features need: `survey` names its columns, the categories in them
+and the values of its target; `moments` adds up its columns. `federation` makes of it the rows to train on, as agreed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from fedpact import data
+from fedpact.core.errors import DataError, InvalidArgument, require, unknown
+from fedpact.data import Dataset, Federation
+from fedpact.data.federation import set_aside
+from fedpact.data.schema import Column, Schema, code_rows, line_of
+from fedpact.data.tables import MOST_CLASSES, column_names, read_rows
+from fedpact.experiment import federation_of
+
+#: Keys of a node's configuration.
+KEYS = ("name", "client", "csv", "loader", "state", "threads", "epsilon", "delta")
+#: Keys of [data] that a file at a node is read by.
+READ = ("target", "drop", "categorical", "scale", "task", "coding")
+
+
+class Survey(dict[str, Any]):
+    """What a source tells, as plain data."""
+
+
+def own_source(config: Mapping[str, Any], values: Mapping[str, Any]) -> Source:
+    """The source that a node's configuration names."""
+    for key in config:
+        if key not in KEYS:
+            raise unknown("key of the node's configuration", key, KEYS)
+    both = "csv" in config and "loader" in config
+    require(not both, "node configuration", "with csv or loader, not both", "both", hint="Leave one out.")
+    table, split = dict(values.get("data", {})), dict(values.get("split", {}))
+    if "csv" in config:
+        return Table(str(config["csv"]), table, split)
+    if "loader" in config:
+        return Loaded(str(config["loader"]), table, split)
+    return Part(values)
+
+
+class Source:
+    """A node's rows before anything is agreed; `client` is its number, once it has one."""
+
+    client = 0
+
+    def survey(self) -> Survey:
+        """Columns, categories, values of the target."""
+        raise NotImplementedError
+
+    def moments(self, columns: Sequence[Column], mean: np.ndarray | None) -> list[np.ndarray]:
+        """Of every column over the training rows: their number, sum, least, greatest; given the mean, the squares."""
+        x = self.coded(columns)[self.rows()[0]]
+        if mean is not None:
+            return [np.sum((x - mean) ** 2, axis=0)]
+        return [np.asarray(float(len(x))), x.sum(axis=0), x.min(axis=0), x.max(axis=0), np.sum(x**2, axis=0)]
+
+    def coded(self, columns: Sequence[Column]) -> np.ndarray:
+        """All rows as numbers, before scaling."""
+        raise NotImplementedError
+
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which rows are trained on, and which are held out."""
+        raise NotImplementedError
+
+    def federation(self, schema: Schema, name: str) -> Federation:
+        """One client's federation, of its real rows."""
+        raise NotImplementedError
+
+
+class _Raw(Source):
+    """Cells or numbers that have to be made features of, with everyone."""
+
+    name, path = "rows", ""
+    table: dict[str, Any]
+    split: dict[str, Any]
+
+    def _count(self) -> int:
+        raise NotImplementedError
+
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """By [split] holdout and seed, as a simulation of the same clients would draw them."""
+        holdout, seed = self.split.get("holdout", 0.0), self.split.get("seed", 0)
+        return set_aside(np.arange(self._count()), holdout, seed, self.client)
+
+    def labels(self, schema: Schema) -> np.ndarray:
+        """y, by the classes that were agreed on."""
+        raise NotImplementedError
+
+    def federation(self, schema: Schema, name: str) -> Federation:
+        """The rows, coded and scaled as agreed."""
+        x = schema.scaled(self.coded(schema.columns))
+        dataset = Dataset(self.name, x, self.labels(schema), schema)
+        rows, aside = self.rows()
+        return Federation(dataset, (rows,), (aside,), (name,), "rows of one node")
+
+
+class Table(_Raw):
+    """A CSV file with a header, read by the experiment's [data]: target, drop, categorical, scale, task, coding."""
+
+    def __init__(self, path: str, table: dict[str, Any], split: dict[str, Any]) -> None:
+        self.path, self.table, self.split = path, table, split
+        self.name = Path(path).stem
+        if "target" not in table:
+            raise InvalidArgument("[data] must have 'target' for CSV files at nodes, got none. Name the column.")
+        self.target = str(table["target"])
+        self.header, self.cells = read_rows(path)
+        self.categorical = column_names("categorical", table.get("categorical", ()))
+        self.drop = column_names("drop", table.get("drop", ()))
+        if "column" in split and split["column"] not in (*self.drop, *self.categorical):
+            self.drop.append(str(split["column"]))  # says whose a row is: no feature
+        for argument, names in (("target", [self.target]), ("categorical", self.categorical)):
+            for name in names:
+                if name not in self.header:
+                    raise unknown(f"{argument} in {path}", name, self.header)
+
+    def _count(self) -> int:
+        return len(self.cells)
+
+    def _column(self, name: str) -> list[str]:
+        k = self.header.index(name)
+        return [row[k] for row in self.cells]
+
+    def survey(self) -> Survey:
+        """Columns in the file's order, every category's values, and what the target holds."""
+        features = [name for name in self.header if name != self.target and name not in self.drop]
+        require(features, "drop", "fewer columns, so that a feature is left", self.drop)
+        cells = self._column(self.target)
+        values = Column(self.target, "number").code(cells)
+        distinct = sorted(set(cells))
+        return Survey(
+            columns=features,
+            categories={name: sorted(set(self._column(name)) - {""}) for name in self.categorical if name in features},
+            numbers=bool(np.isfinite(values).all()),
+            none=not bool(np.isfinite(values).any()),
+            many=len(np.unique(values)) > MOST_CLASSES,
+            values=distinct if len(distinct) <= 10 * MOST_CLASSES else [],
+            file=True,
+        )
+
+    def coded(self, columns: Sequence[Column]) -> np.ndarray:
+        """All rows as numbers; a cell that cannot be read is named with its line."""
+        hint = "Add the column to `categorical` to code its values, or to `drop` to leave it out."
+        return code_rows(columns, self.header, self.cells, self.path, hint)
+
+    def labels(self, schema: Schema) -> np.ndarray:
+        """Class codes, or the numbers themselves."""
+        cells = self._column(self.target)
+        column = Column(self.target, "number")
+        if schema.classes:
+            numbers = [_number(name) for name in schema.classes]
+            by_value = None not in numbers
+            codes = {key: float(k) for k, key in enumerate(numbers if by_value else schema.classes)}
+            y = np.array([codes.get(_number(cell) if by_value else cell, np.nan) for cell in cells])
+        else:
+            y = column.code(cells)
+        bad = np.flatnonzero(~np.isfinite(y))
+        if bad.size:
+            place = f"{self.path}, line {line_of(self.header, self.cells, int(bad[0]))}"
+            hint = 'Correct it; task="classification" reads every value as a class.'
+            raise column.refusal(cells[bad[0]], place, hint)
+        return y
+
+
+class Loaded(_Raw):
+    """What a function `module:name` returns: (x, y), arrays of numbers. The module may lie in the node's folder."""
+
+    def __init__(self, place: str, table: dict[str, Any], split: dict[str, Any]) -> None:
+        self.table, self.split, self.name, self.path = table, split, place, place
+        module, colon, name = place.partition(":")
+        if not colon or not name:
+            raise InvalidArgument(f"loader must be module:function, got {place!r}. Such as wards:load.")
+        try:
+            if os.getcwd() not in sys.path:
+                sys.path.insert(0, os.getcwd())
+            function = getattr(importlib.import_module(module), name)
+            given = function(**({"table": table} if "table" in inspect.signature(function).parameters else {}))
+        except (ImportError, AttributeError) as error:
+            raise InvalidArgument(f"loader must be a function that can be imported, got {place!r}: {error}.") from None
+        except Exception as error:
+            raise DataError(f"loader {place!r} must return (x, y), got {type(error).__name__}: {error}.") from None
+        pair = isinstance(given, tuple) and len(given) == 2
+        made = (
+            given if isinstance(given, Dataset) else data.from_arrays(given[0], given[1], classes=()) if pair else None
+        )
+        if made is None:
+            raise DataError(f"loader {place!r} must return (x, y) or a Dataset, got {type(given).__name__}.")
+        self.dataset = made
+
+    def _count(self) -> int:
+        return self.dataset.rows
+
+    def survey(self) -> Survey:
+        """Columns by name, and the target's values."""
+        y = self.dataset.y
+        found = np.unique(y)
+        return Survey(
+            columns=[column.name for column in self.dataset.schema.columns],
+            categories={},
+            numbers=True,
+            none=False,
+            many=len(found) > MOST_CLASSES,
+            values=[f"{v:g}" for v in found] if len(found) <= MOST_CLASSES else [],
+        )
+
+    def coded(self, columns: Sequence[Column]) -> np.ndarray:
+        """The numbers as they are."""
+        x = self.dataset.x
+        return x.toarray() if scipy.sparse.issparse(x) else np.asarray(x, np.float64)
+
+    def labels(self, schema: Schema) -> np.ndarray:
+        """Class codes, or the numbers themselves."""
+        y = self.dataset.y
+        if not schema.classes:
+            return y
+        codes = {float(name): float(k) for k, name in enumerate(schema.classes)}
+        return np.array([codes[float(v)] for v in y])
+
+
+class Part(Source):
+    """The node's share of the experiment's own dataset, for demonstrations and tests: everyone could load it all."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.whole = federation_of(values)
+
+    def survey(self) -> Survey:
+        """The schema is the dataset's: there is nothing to agree on."""
+        dataset = self.whole.dataset
+        layout = getattr(self.whole, "layout", None)
+        more = {} if layout is None else {"layout": [list(map(list, layout.columns)), layout.closer]}
+        names = list(self.whole.names if layout is None else layout.names)
+        pixels = bool(dataset.x.dtype == np.uint8)
+        return Survey(made=dataset.schema.to_dict(), pixels=pixels, dataset=dataset.name, names=names, **more)
+
+    def federation(self, schema: Schema, name: str) -> Federation:
+        """The rows of client number `client`."""
+        whole = self.whole
+        if hasattr(whole, "layout"):
+            return whole
+        ok = self.client < whole.clients
+        require(ok, "client", f"a number below the split's {whole.clients} clients", self.client)
+        rows, aside = whole.rows[self.client], whole.held_out[self.client]
+        both = whole.dataset.take(np.concatenate([rows, aside]))
+        own, rest = np.arange(len(rows)), np.arange(len(rows), len(rows) + len(aside))
+        return Federation(both, (own,), (rest,), (name,), "a part of the experiment's data")
+
+
+def mark_of(federation: Federation, key: bytes) -> str:
+    """A mark of a node's data that tells others only whether they are the same as before: keyed, so nobody can try."""
+    return hmac.new(key, federation.digest.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return None if "_" in cell else float(cell)
+    except ValueError:
+        return None
