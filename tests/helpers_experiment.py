@@ -52,6 +52,13 @@ def experiment(**changes: dict[str, Any]) -> dict[str, Any]:
     return tables
 
 
+def private_tables(**privacy: Any) -> dict[str, Any]:
+    """The tables of a private experiment; `epsilon=3.0` is a key of [privacy]."""
+    tables = experiment(run={"rounds": 5, "participation": 1.0}, privacy={"clip": 1.0, **privacy})
+    tables["algorithm"] = {"name": "fedepm", "k0": 3, "c": 0.0, "eta": 0.5, "mu0": 1.0}
+    return tables
+
+
 def toml(values: dict[str, Any]) -> str:
     def cell(value: Any) -> str:
         if isinstance(value, dict):

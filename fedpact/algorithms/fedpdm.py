@@ -74,7 +74,7 @@ class ServerState(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """x_i and λ_i; never noised."""
+    """x_i and λ_i, without the noise of (12); in a private run of way convex as `commit` computes them from ỹ_i."""
 
     x: Vector
     lam: Vector

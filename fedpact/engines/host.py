@@ -13,10 +13,11 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,47 @@ def padded_widths(sizes: np.ndarray) -> list[int]:
     while widths[-1] * 2 // 3 >= max(int(sizes.min()), 1):
         widths.append(widths[-1] * 2 // 3)
     return sorted(widths)
+
+
+class Answers(NamedTuple):
+    """What clients made of a round, by client: states, notes, whether all that is sent is finite; and what is sent.
+
+    Where the algorithm only needs the sum of the uploads `total` is it, and `uploads` is empty.
+    """
+
+    states: dict[int, Any]
+    notes: dict[int, Any]
+    sound: dict[int, bool]
+    uploads: dict[int, Any]
+    total: Any
+
+
+def collected(each: Iterable[tuple[int, Any]], combine: str) -> Answers:
+    """The answers (client, (state, upload, note)) as they come in."""
+    found = Answers({}, {}, {}, {}, None)
+    for client, (state, upload, note) in each:
+        found.states[client], found.notes[client] = state, note
+        found.sound[client] = all(bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(upload))
+        if combine == "sum":
+            found = found._replace(total=plus(found.total, upload))
+        else:
+            found.uploads[client] = upload
+    return found
+
+
+def stepped(ids: Sequence[int], rows: Any, found: Answers, combine: str) -> Stepped:
+    """The answers of these clients as the loop takes them; `rows` is what `keep` is given of them."""
+    stack = lambda parts: jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *parts)
+    exact = Cohort((jnp.asarray(ids, jnp.int32),), jnp.ones(len(ids), bool))
+    gathered: Any = Streamed(jnp.asarray(len(ids))) if combine == "sum" else exact
+    sent = jax.tree.map(jnp.asarray, found.total) if combine == "sum" else stack([found.uploads[i] for i in ids])
+    sound = jnp.asarray([found.sound[i] for i in ids])
+    return Stepped(rows, sent, stack([found.notes[i] for i in ids]), sound, exact, gathered)
+
+
+def plus(total: Any, part: Any) -> Any:
+    """Their sum, number by number on the host; None is no total yet."""
+    return part if total is None else jax.tree.map(np.add, total, part)
 
 
 @dataclass(frozen=True)
@@ -157,24 +199,10 @@ class HostEngine:
     ) -> Stepped:
         """f(shared, batch, state) for the cohort, a few clients at a time."""
         ids = [int(i) for i in np.flatnonzero(np.asarray(cohort.mask))]
-        states, notes, sound = {}, [], []
-        total: Any = None
-        uploads: list[Any] = []
-        for client, (state, upload, note) in self._each(f, shared, data, clients, ids, where):
-            states[client] = state
-            notes.append(note)
-            sound.append(all(bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(upload)))
-            if combine == "sum":
-                total = upload if total is None else jax.tree.map(np.add, total, upload)
-            else:
-                uploads.append(upload)
         if not ids:
             return self._nobody(f, shared, data, clients, combine)
-        stack = lambda parts: jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *parts)
-        exact = Cohort((jnp.asarray(ids, jnp.int32),), jnp.ones(len(ids), bool))
-        gathered: Any = Streamed(jnp.asarray(len(ids))) if combine == "sum" else exact
-        sent = jax.tree.map(jnp.asarray, total) if combine == "sum" else stack(uploads)
-        return Stepped(states, sent, stack(notes), jnp.asarray(sound), exact, gathered)
+        found = collected(self._each(f, shared, data, clients, ids, where), combine)
+        return stepped(ids, found.states, found, combine)
 
     def _nobody(self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, combine: str) -> Stepped:
         """A round without anyone: the shapes of one client's answer, masked."""
@@ -196,10 +224,8 @@ class HostEngine:
 
     def total(self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, where: tuple[Any, str]) -> Any:
         """The sum of f(shared, batch, state) over all clients."""
-        total: Any = None
-        for _, out in self._each(f, shared, data, clients, range(len(data.index)), where):
-            total = out if total is None else jax.tree.map(np.add, total, out)
-        return jax.tree.map(jnp.asarray, total)
+        each = self._each(f, shared, data, clients, range(len(data.index)), where)
+        return jax.tree.map(jnp.asarray, reduce(plus, (out for _, out in each), None))
 
     def test(self, f: Callable[..., Any], w: Any, data: Rows) -> Any:
         """The sums of f(w, batch) over the dataset's own test rows, or None where it has none."""

@@ -20,6 +20,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from fedpact.core.contract import Batch, Cohort, Stepped, Streamed
+from fedpact.core.contract import Batch, Cohort, Stepped
 from fedpact.core.errors import ClientError, FedpactError, InvalidArgument, require, require_positive_int, the_extra
 from fedpact.core.files import make_folder
 from fedpact.core.settings import plain_fields
 from fedpact.core.store import Store, sweep
-from fedpact.engines.host import HostEngine, Rows, padded_widths
+from fedpact.engines.host import Answers, HostEngine, Rows, collected, padded_widths, plus, stepped
 
 log = logging.getLogger("fedpact")
 #: How often a worker is started again within one question before the run gives up.
@@ -103,29 +104,18 @@ class Worker:
             store.structure = jax.tree.structure(self.make(next(iter(versions))))
         return store
 
-    def step(self, shared: Any, ids: list[int], versions: Mapping[int, int], where: Any, combine: str) -> Any:
-        """The cohort's clients that are here: their uploads or the sum of them, notes, and which are finite."""
+    def step(self, shared: Any, ids: list[int], versions: Mapping[int, int], where: Any, combine: str) -> Answers:
+        """What the cohort's clients that are here answer; their states stay."""
         store, f, shared = self._store(versions), self.stages["client_step"], _arrived(shared)
-        uploads, states, notes, sound = [], {}, [], []
-        total: Any = None
-        for client, (state, upload, note) in self.engine._each(f, shared, self.shard, store, ids, where):
-            states[client] = state
-            notes.append(note)
-            sound.append(all(bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(upload)))
-            if combine == "sum":
-                total = upload if total is None else jax.tree.map(np.add, total, upload)
-            else:
-                uploads.append(upload)
-        store.put(states, int(where[0]) + 1)
-        return (total if combine == "sum" else uploads), notes, sound
+        found = collected(self.engine._each(f, shared, self.shard, store, ids, where), combine)
+        store.put(found.states, int(where[0]) + 1)
+        return found._replace(states={})
 
     def total(self, shared: Any, versions: Mapping[int, int], where: Any) -> Any:
         """The sum of the telemetry over all clients that are here."""
         store, f, everyone = self._store(versions), self.stages["measure"], list(self.shard.index)
-        total: Any = None
-        for _, out in self.engine._each(f, _arrived(shared), self.shard, store, everyone, where):
-            total = out if total is None else jax.tree.map(np.add, total, out)
-        return total
+        each = self.engine._each(f, _arrived(shared), self.shard, store, everyone, where)
+        return reduce(plus, (out for _, out in each), None)
 
     def test(self, w: Any) -> Any:
         """The sums over the test rows that are here."""
@@ -322,25 +312,8 @@ class RayEngine:
             versions = {i: clients.versions[i] for i in mine if i in clients.versions}
             if mine:
                 questions[number] = (shared, mine, versions, (t, where[1]), combine)
-        answers = self._ask("step", questions, f"round {t}")
-        uploads: dict[int, Any] = {}
-        notes: dict[int, Any] = {}
-        sound: dict[int, bool] = {}
-        total: Any = None
-        for number, (sent, said, fine) in answers.items():
-            mine = questions[number][1]
-            notes |= dict(zip(mine, said, strict=True))
-            sound |= dict(zip(mine, fine, strict=True))
-            if combine == "sum":
-                total = sent if total is None else jax.tree.map(np.add, total, sent)
-            else:
-                uploads |= dict(zip(mine, sent, strict=True))
-        stack = lambda parts: jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *parts)
-        exact = Cohort((jnp.asarray(ids, jnp.int32),), jnp.ones(len(ids), bool))
-        gathered: Any = Streamed(jnp.asarray(len(ids))) if combine == "sum" else exact
-        sent = jax.tree.map(jnp.asarray, total) if combine == "sum" else stack([uploads[i] for i in ids])
-        flags = jnp.asarray([sound[i] for i in ids])
-        return Stepped(ids, sent, stack([notes[i] for i in ids]), flags, exact, gathered)
+        found = reduce(_merged, self._ask("step", questions, f"round {t}").values())
+        return stepped(ids, ids, found, combine)
 
     def keep(self, clients: Store, rows: Any, cohort: Cohort, t: Any) -> Store:
         """The versions with those of the cohort; a round that is not kept leaves them as they were."""
@@ -418,8 +391,11 @@ def _arrived(tree: Any) -> Any:
     return jax.tree.map(lambda a: jax.random.wrap_key_data(a.words) if key(a) else a, tree, is_leaf=key)
 
 
+def _merged(one: Answers, other: Answers) -> Answers:
+    """The answers of two workers; states are with neither."""
+    notes, sound, uploads = one.notes | other.notes, one.sound | other.sound, one.uploads | other.uploads
+    return Answers({}, notes, sound, uploads, plus(one.total, other.total))
+
+
 def _summed(parts: Iterable[Any]) -> Any:
-    total: Any = None
-    for part in parts:
-        total = part if total is None else jax.tree.map(np.add, total, part)
-    return jax.tree.map(jnp.asarray, total)
+    return jax.tree.map(jnp.asarray, reduce(plus, parts, None))

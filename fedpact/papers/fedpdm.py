@@ -1,7 +1,6 @@
 """The figures of the FedPDM paper: Y. Li et al. 2023. The runs are those of fedpdm_cells.py.
 
-A figure is drawn from lines (name, loss, kind of noise, ε, settings): add a `Line` of kind "accounted" to `fig1` or
-`fig2` and it is run, drawn and tabled like the others.
+A figure is drawn from lines: add a `Line` to `fig1` or `fig2` and it is run, drawn and tabled like the others.
 """
 
 from __future__ import annotations

@@ -5,13 +5,12 @@ b = 30, ρ = 10, T = 300, δ = 1e-5. Three losses: (25) as printed, one-vs-rest,
 1/√(1+t) diverges. Q = 10 local steps: half of a client's 600 rows. (20) with c_0 = 1 gives the ε of a round from that
 in all, and G = 1: the paper gives neither.
 
-A `Line` is what a figure draws: a name, a loss, what noise it has ("none"; "paper": (18)(19), no guarantee;
-"accounted": by a real accountant, for settings and options of `run` that carry it), the ε in all, and the settings.
+A `Line` is what a figure draws: a name, a loss, the settings, what noise it has ("none"; "paper": (18)(19), no
+guarantee), and the ε in all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -30,7 +29,6 @@ from fedpact.tune import tune
 
 CLIENTS, CHOSEN, ROUNDS, EVERY, BATCH, STEPS = 100, 5, 300, 10, 30, 10
 RHO, BETA, DELTA, BOUND = 10.0, 1e-2, 1e-5, 1.0
-KINDS = ("none", "paper", "accounted")
 #: Candidates and longest run of the baselines' tuning: all but the best are dropped after 30 rounds.
 TUNED, TUNE_ROUNDS = (0.01, 0.03, 0.1, 0.3), 90
 #: The setting of a baseline that is its learning rate.
@@ -45,7 +43,6 @@ class Line(NamedTuple):
     settings: Settings
     kind: str = "none"
     epsilon: float | None = None  # in all
-    options: Mapping[str, Any] = {}  # of `run`, such as privacy
 
 
 @cache
@@ -112,7 +109,6 @@ def recorded(study: Study, line: Line, seed: int, rounds: int = ROUNDS) -> dict[
             evaluate_every=EVERY,
             telemetry="all",
             seed=seed,
-            **line.options,
         )
         if one.outcome_kind is Outcome.INTERRUPTED:
             raise KeyboardInterrupt
@@ -125,8 +121,7 @@ def recorded(study: Study, line: Line, seed: int, rounds: int = ROUNDS) -> dict[
 
     what = f"{line.name}, {line.loss}, seed {seed}"
     key = {"algorithm": {"name": line.settings.name, **line.settings.to_dict()}, "rounds": rounds, "every": EVERY}
-    more = {"kind": line.kind, "epsilon": line.epsilon, "options": {k: repr(v) for k, v in line.options.items()}}
-    return study.cell(compute, what, **key, **more)
+    return study.cell(compute, what, **key, kind=line.kind, epsilon=line.epsilon)
 
 
 __all__ = ["LOSSES", "Line", "baselines", "fedpdm", "recorded", "tuned"]

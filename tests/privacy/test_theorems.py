@@ -289,6 +289,48 @@ def test_more_local_steps_on_a_loss_that_is_not_convex_break_the_linear_recursio
         settings.private("convex", problem, 1, 1.0, REACH)
 
 
+# What FedPDM's paper states
+
+
+class Pushes:
+    """An oracle with the same gradient everywhere."""
+
+    def __init__(self, gradient):
+        self.gradient = gradient
+
+    def value_and_gradient(self, w, batch):
+        return 0.0, self.gradient
+
+
+@pytest.mark.parametrize(
+    ("settings", "close"),
+    [(fp.FedPDM(rho=2.0, rate="steady", steps=1), 1e-12), (fp.FedPDM(), 5e-3)],
+    ids=["one step", "the paper's"],
+)
+def test_the_sensitivity_19_of_fedpdm_s_paper_is_exceeded_by_half_from_round_2_on(settings, close):
+    """Two worlds with gradients ±g, ‖g‖ = G, whose signs flip from round to round; x_0 is the same in both.
+
+    Local steps end at x = x_0 + (λ − ∇f)/ρ, where λ⁺ = ∇f, and y = x − λ⁺/ρ = x_0 + (λ − 2∇f)/ρ. Round 1 has λ = 0:
+    x is x_0 ∓ g/ρ and y is x_0 ∓ 2g/ρ. After it λ = ±g meets ∇f = ∓g: x is x_0 ± 2g/ρ and y is x_0 ± 3g/ρ.
+    """
+    big, rng = 1.5, np.random.default_rng(0)
+    algorithm = settings.build(fp.Logistic(), 1, 1.0)
+    g = rng.normal(size=FEATURES)
+    g = Vector({"w": jnp.asarray(big * g / np.linalg.norm(g))})
+    zero, rows = 0.0 * g, batch_of(jnp.zeros((1, FEATURES)), jnp.zeros(1))
+    states = {sign: fedpdm.ClientState(zero, zero) for sign in (1.0, -1.0)}
+    for t, (model, upload) in enumerate([(2, 4), (4, 6), (4, 6), (4, 6)]):
+        x0 = Vector({"w": jnp.asarray(rng.normal(size=FEATURES))})
+        msg, sent = algorithm.broadcast(fedpdm.ServerState(x0, None, jnp.asarray(t), None)), {}
+        for sign, state in states.items():
+            key = client_key(jax.random.key(0), t, 0)
+            states[sign], sent[sign], _ = algorithm.client_step(msg, state, rows, Pushes(sign * (-1) ** t * g), key)
+        stated = float(fedpdm.sensitivity(msg.eta, msg.rho, float(settings.steps), big))
+        assert stated == pytest.approx(4 * big / settings.rho, rel=close)
+        assert float((states[1.0].x - states[-1.0].x).norm()) == pytest.approx(model * big / settings.rho, rel=close)
+        assert float((sent[1.0].y - sent[-1.0].y).norm()) == pytest.approx(upload * big / settings.rho, rel=close)
+
+
 # Way steps: one sum
 
 
