@@ -37,7 +37,7 @@ class Message(NamedTuple):
         places: dict[Any, str] = {}
         order: list[int] = []
         for array in map(np.asarray, self.arrays):
-            mark = (array.shape, array.dtype.str, sha256(np.ascontiguousarray(array)).digest())
+            mark = (array.shape, array.dtype.str, sha256(array.tobytes()).digest())
             if mark not in places:
                 places[mark] = f"{len(places):06d}"
                 kept[places[mark]] = array
