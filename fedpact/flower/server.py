@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpact.core.errors import ClientError, DataError
+from fedpact.core.errors import ClientError, DataError, require
 from fedpact.core.wire import Message, Refused
 from fedpact.definition import Experiment
 from fedpact.engines.flower import FlowerEngine, Link
@@ -50,6 +50,9 @@ def _ask(link: Link, questions: Mapping[int, Message], patience: float) -> dict[
 def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patience: float = 600.0) -> Description:
     """What everyone knows of everyone's data."""
     names, everyone = list(link.names), range(len(link.names))
+    parts = len(surveys[0].get("names", names))
+    hint = "Start one for each, or change clients."
+    require(parts == len(names), "nodes", f"the {parts} clients of [split]", len(names), hint=hint)
     schema = agreed_schema(values, surveys, names, lambda questions: _ask(link, questions, patience))
     questions = {i: Message("coded", {"client": i, "schema": schema.to_dict()}) for i in everyone}
     answers = _ask(link, questions, patience)
