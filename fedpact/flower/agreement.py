@@ -5,6 +5,9 @@
     moments   Σ(x − mean)²                                       →  deviations
     prepare   the schema: how cells become features              →  every node codes and scales its own rows
 
+In a secure run the moments are masked sums (`masked`), and the least and the greatest, which no sum has, are not asked
+for: a column varies if its deviation is above what rounding makes of a constant.
+
 A simulation of the same files scales by the same numbers, to rounding (`data.dataset`). What nodes tell here is told
 to the server: names of columns and categories, sums over a node's rows; never a row.
 """
@@ -25,12 +28,20 @@ from fedpact.flower.described import checked_columns
 
 #: Everyone's answer to a question: client → message.
 Ask = Callable[[Mapping[int, Message]], dict[int, Message]]
+#: Of a secure run: the sum of everyone's answers to such questions, of arrays of these shapes.
+Add = Callable[[Mapping[int, Message], Sequence[Any]], list[np.ndarray]]
+#: In a mean: pairwise sums of 2³⁰ rows are off by 21 units of rounding at most, and its division by one.
+ROUNDING = 64 * float(np.finfo(np.float64).eps)
 
 
 def agreed_schema(
-    values: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], names: Sequence[str], ask: Ask
+    values: Mapping[str, Any],
+    surveys: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    ask: Ask,
+    add: Add | None = None,
 ) -> Schema:
-    """The schema for everyone's rows. `surveys` are what the nodes told."""
+    """The schema for everyone's rows. `surveys` are what the nodes told; `add` is there if sums are to be masked."""
     made = [survey.get("made") for survey in surveys]
     if any(made):
         if any(one != made[0] for one in made):
@@ -43,7 +54,9 @@ def agreed_schema(
         "scale", "standard" if any(survey["categories"] for survey in surveys) or _files(surveys) else "none"
     )
     require_one_of("scale", scale, SCALES)
-    shift, divisor = _scaling(scale, columns, len(names), ask)
+    shift, divisor = (
+        _scaling(scale, columns, len(names), ask) if add is None else _masked_scaling(scale, columns, len(names), add)
+    )
     return Schema(tuple(columns), tuple(divisor.tolist()), tuple(shift.tolist()), _target(table, columns), classes)
 
 
@@ -116,6 +129,22 @@ def _scaling(scale: str, columns: Sequence[Column], clients: int, ask: Ask) -> t
     varies = np.max([one[3] for one in sums], axis=0) > np.min([one[2] for one in sums], axis=0)
     squares = _asked(ask, clients, {"columns": told}, (mean,))
     return mean, np.where(varies, np.sqrt(np.sum([one[0] for one in squares], axis=0) / count), 1.0)
+
+
+def _masked_scaling(scale: str, columns: Sequence[Column], clients: int, add: Add) -> tuple[np.ndarray, np.ndarray]:
+    """The same from sums alone: all that the server learns of the columns is what it divides them by."""
+    shift, divisor, line = np.zeros(len(columns)), np.ones(len(columns)), np.zeros(len(columns))
+    if scale == "none":
+        return shift, divisor
+    told = {"columns": [_plain(column) for column in columns]}
+    ask = lambda arrays: {i: Message("moments", {**told, "client": i}, arrays) for i in range(clients)}
+    count, total, squares = add(ask(()), (np.zeros(()), line, line))
+    if scale == "norm":
+        return shift, np.where(squares > 0, np.sqrt(squares), 1.0)
+    mean = total / count
+    (about,) = add(ask((mean,)), (line,))
+    deviation = np.sqrt(about / count)
+    return mean, np.where(deviation > ROUNDING * np.abs(mean), deviation, 1.0)
 
 
 def _asked(ask: Ask, clients: int, values: dict[str, Any], arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:

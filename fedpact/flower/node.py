@@ -4,6 +4,7 @@
     join(w0, root)              → hello
     step(t, version, broadcast) → load that version of the state, step, write version t+1, then answer
     measure(version, model)     → telemetry
+    mask_shares, mask_words, mask_reveal    of a secure run: what stayed here goes into a sum (`masked`)
 
 Its folder, for one run:
 
@@ -20,6 +21,7 @@ there, whatever it has done since: the server's word on which rounds counts deci
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -40,8 +42,10 @@ from fedpact.core.store import Store, _name
 from fedpact.core.wire import Message, Refused, checked, unpack
 from fedpact.data.schema import Column
 from fedpact.definition import PRECISIONS, loop_of, mark_of, private_plan, start_of
+from fedpact.engines.flower import FlowerEngine
 from fedpact.flower import sources
 from fedpact.flower.described import Description, experiment_of
+from fedpact.flower.masked import Book, Rules, Summands, rules_of
 from fedpact.privacy.budget import Budget
 from fedpact.privacy.ledger import Ledger
 
@@ -61,6 +65,8 @@ class Node:
         self.key = self._own_key()
         self.source: sources.Source | None = None
         self.run: RunAtNode | None = None
+        self.summands = Summands()
+        self.rules: Rules | None = None  # of masked sums before the run
 
     def _own_key(self) -> bytes:
         """A secret of the node's own: marks of its data are keyed by it."""
@@ -113,14 +119,18 @@ class Node:
         told: dict[str, Any] = {"name": self.name, "client": client if isinstance(client, int) else None}
         if "experiment" in message.values:
             self.source = sources.own_source(self.config, message.values["experiment"])
+            self.rules = rules_of(message.values["experiment"])
             told["survey"] = dict(self.source.survey())
         return Message("hello", told).pack()
 
     def on_moments(self, message: Message) -> bytes:
         """Sums of the columns over the training rows."""
-        self._source().client = int(message.values["client"])
+        client = self._source().client = int(message.values["client"])
         columns = [Column(**{**c, "categories": tuple(c["categories"])}) for c in message.values["columns"]]
         mean = message.arrays[0] if message.arrays else None
+        if self.rules is not None:
+            sums = self._source().sums(columns, mean)
+            return Message("moments", self.summands.put(self.rules, "moments", message, client, sums)).pack()
         return Message("moments", {}, self._source().moments(columns, mean)).pack()
 
     def _source(self) -> sources.Source:
@@ -170,6 +180,18 @@ class Node:
         """Telemetry at the server's model."""
         return self._run().measure(message)
 
+    def on_mask_shares(self, message: Message) -> bytes:
+        """A masked sum goes on: shares of this node's secrets."""
+        return self.summands.answer(message)
+
+    def on_mask_words(self, message: Message) -> bytes:
+        """Its vector, under masks."""
+        return self.summands.answer(message)
+
+    def on_mask_reveal(self, message: Message) -> bytes:
+        """Shares that open the sum."""
+        return self.summands.answer(message)
+
     def on_finish(self, message: Message) -> bytes:
         """The run is over."""
         return Message("finish", {}).pack()
@@ -187,6 +209,9 @@ class RunAtNode:
         self.private = private_plan(e)
         self.loop: Loop = loop_of(e)
         self.mark = mark_of(e)[:16]
+        assert isinstance(e.engine, FlowerEngine)
+        self.secure, self.largest = e.engine.secure, e.engine.largest
+        self.rules = Rules(str(told.values["run"]), e.engine.bound, e.engine.threshold)
         self.folder = node.folder / f"run-{told.values['run']}"
         make_folder(self.folder)
         self.dtype = PRECISIONS[str(e.precision)]
@@ -260,7 +285,7 @@ class RunAtNode:
         if version == 0:
             return jax.tree.map(np.asarray, store.make(self.client))
         path = self.folder / _name(self.client, version)
-        found = _digest_of(path)
+        found = self._digest_of(path)
         if found is None or (digest and found != digest):
             held = sorted(int(p.stem.split("-")[1]) for p in self.folder.glob(f"{self.client:06d}-*.bin"))
             has = f"versions {', '.join(map(str, held))}" if held else "none"
@@ -270,9 +295,27 @@ class RunAtNode:
         store.structure = jax.tree.structure(self.state_shape)
         return store.get(self.client)
 
+    def _digest_of(self, path: Path) -> str | None:
+        """What the server knows a state by; in a secure run keyed, so that it cannot try what the state might be."""
+        found = _digest_of(path)
+        if found is None or not self.secure:
+            return found
+        return hmac.new(self.node.key, found.encode(), hashlib.sha256).hexdigest()
+
     # Rounds
 
     def step(self, message: Message) -> bytes:
+        """One round; in a secure run the upload stays here, for a masked sum."""
+        body = self._stepped(message)
+        if not self.secure:
+            return body
+        made = unpack(body, "step")
+        book = Book(self.folder, "step", _identity(message))
+        own, rest = made.arrays[: made.values["own"]], made.arrays[made.values["own"] :]
+        put = self.node.summands.put(self.rules, "step", message, self.client, own, book, self.largest)
+        return Message("step", {**made.values, **put}, rest).pack()
+
+    def _stepped(self, message: Message) -> bytes:
         """One round, or the answer that was given to the same question before."""
         kept, question = self.folder / "answer.bin", _identity(message)
         if kept.is_file():
@@ -288,11 +331,12 @@ class RunAtNode:
         msg = self._broadcast(message)
         new, upload, notes = jax.device_get(self._step((msg, jnp.asarray(t), self._root()), self.batch, state))
         self._store().put({self.client: new}, t + 1)
-        digest = _digest_of(self.folder / _name(self.client, t + 1))
+        digest = self._digest_of(self.folder / _name(self.client, t + 1))
         told = {"client": self.client, "round": t, "based": version, "version": t + 1, "digest": digest}
         noted = bool(values.get("notes")) and self.private is None
-        arrays = _arrays(upload) + (_arrays(notes) if noted else [])
-        body = Message("step", {**told, "notes": noted}, arrays).pack()
+        own = _arrays(upload)
+        arrays = own + (_arrays(notes) if noted else [])
+        body = Message("step", {**told, "notes": noted, "own": len(own)}, arrays).pack()
         write_atomic(kept, question.encode() + b"\n" + body)
         self._sweep({int(v) for v in values.get("keep", ())} | {version, t + 1})
         return body
@@ -343,7 +387,11 @@ class RunAtNode:
         arrays = checked(message, leaves, "the server")
         shared = jax.tree.unflatten(tree, [jnp.asarray(a) for a in arrays])
         sums = jax.device_get(self._measure(shared, self.batch, state))
-        return Message("measure", {"client": self.client}, _arrays(sums)).pack()
+        if not self.secure:
+            return Message("measure", {"client": self.client}, _arrays(sums)).pack()
+        book = Book(self.folder, "measure", _identity(message))
+        put = self.node.summands.put(self.rules, "measure", message, self.client, _arrays(sums), book)
+        return Message("measure", {"client": self.client, **put}).pack()
 
     def _spend(self, t: int) -> None:
         """Write into the node's own ledger what this round releases, if its own budget has room."""
@@ -387,8 +435,8 @@ def _digest_of(path: Path) -> str | None:
 
 
 def _identity(question: Message) -> str:
-    """What a question asks, whatever it adds about which states to keep."""
-    values = {name: value for name, value in question.values.items() if name != "keep"}
+    """What a question asks, whatever it adds about which states to keep, and about the sum the answer goes into."""
+    values = {name: value for name, value in question.values.items() if name not in ("keep", "sum")}
     text = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     for array in question.arrays:
         text.update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())

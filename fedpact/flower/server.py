@@ -6,15 +6,20 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedpact.core.errors import ClientError, DataError
+import numpy as np
+
+from fedpact.algorithms import ALGORITHMS
+from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArgument
 from fedpact.core.wire import Message, Refused
-from fedpact.definition import Experiment
+from fedpact.definition import Experiment, loop_of
 from fedpact.engines.flower import FlowerEngine, Link
-from fedpact.flower.agreement import agreed_schema
+from fedpact.flower.agreement import Add, agreed_schema
 from fedpact.flower.described import Description, experiment_of
+from fedpact.flower.masked import Rules, Sums, rules_of
 from fedpact.run import Run, execute
 
 log = logging.getLogger("fedpact")
@@ -50,7 +55,9 @@ def _ask(link: Link, questions: Mapping[int, Message], patience: float) -> dict[
 def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patience: float = 600.0) -> Description:
     """What everyone knows of everyone's data."""
     names, everyone = list(link.names), range(len(link.names))
-    schema = agreed_schema(values, surveys, names, lambda questions: _ask(link, questions, patience))
+    rules = rules_of(values)
+    add = None if rules is None else _adding(link, Sums(link, rules, patience, patience), patience)
+    schema = agreed_schema(values, surveys, names, lambda questions: _ask(link, questions, patience), add)
     questions = {i: Message("coded", {"client": i, "schema": schema.to_dict()}) for i in everyone}
     answers = _ask(link, questions, patience)
     told = [answers[i].values for i in everyone]
@@ -62,6 +69,39 @@ def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patienc
         schema,
         bool(surveys[0].get("pixels", False)),
         str(surveys[0].get("dataset", values.get("name", "federation"))),
+    )
+
+
+def _adding(link: Link, sums: Sums, patience: float) -> Add:
+    """Everyone's answers as a masked sum."""
+
+    def add(questions: Mapping[int, Message], leaves: Sequence[Any]) -> list[np.ndarray]:
+        one = sums.start("moments", 0, list(questions), leaves)
+        asked = {i: message._replace(values={**message.values, "sum": one.told}) for i, message in questions.items()}
+        for i, answer in _ask(link, asked, patience).items():
+            if not one.add(i, answer):
+                name = link.names[i]
+                raise DataError(
+                    f"sums of node {name!r} must be finite, got others. A column is too large to be squared."
+                )
+        return one.total(len(questions))[0]
+
+    return add
+
+
+def check_sums(experiment: Experiment) -> None:
+    """Refuse, before round 1, masks for an algorithm that needs every client's upload."""
+    e, clients = experiment, experiment.federation.clients
+    if loop_of(e).algorithm.combine == "sum":
+        return
+    able = []
+    for name, settings in ALGORITHMS.items():
+        with suppress(FedpactError):  # some do not go with the problem
+            if not settings.vertical and settings().build(e.problem, clients, 1.0).combine == "sum":
+                able.append(name)
+    raise InvalidArgument(
+        f"algorithm must be one whose server needs the sum of the uploads alone with secure = true, got "
+        f"{e.algorithm.name}, which needs each. Those that can here: {', '.join(able)}."
     )
 
 
@@ -77,13 +117,16 @@ def prepare(
     """The experiment, made by the server and by every node alike."""
     description = agree(values, link, surveys, patience)
     experiment, name = experiment_of(values, description)
+    engine = experiment.engine
+    assert isinstance(engine, FlowerEngine)
+    if engine.secure:
+        check_sums(experiment)
     place, digest = "" if folder is None else str(folder.resolve()), experiment.digest()
     run = hashlib.sha256(json.dumps([place, digest]).encode()).hexdigest()[:16]
     told = {"experiment": dict(values), "description": description.to_dict(), "run": run, "digest": digest}
     link.tell({i: Message("prepare", {**told, "client": i}) for i in range(len(link.names))})
-    engine = experiment.engine
-    assert isinstance(engine, FlowerEngine)
-    engine.over(link)
+    rules = Rules(run, engine.bound, engine.threshold)
+    engine.over(link, Sums(link, rules, engine.deadline, engine.patience) if engine.secure else None)
     return experiment, name
 
 

@@ -68,6 +68,16 @@ class Source:
             return [np.sum((x - mean) ** 2, axis=0)]
         return [np.asarray(float(len(x))), x.sum(axis=0), x.min(axis=0), x.max(axis=0), np.sum(x**2, axis=0)]
 
+    def sums(self, columns: Sequence[Column], mean: np.ndarray | None) -> list[np.ndarray]:
+        """What of the moments can be added up under masks: number, sum and squares; given the mean, those about it.
+
+        Added in pairs (NumPy does along a contiguous axis), so that rounding is below 64 units whatever their number.
+        """
+        x = np.ascontiguousarray(self.coded(columns)[self.rows()[0]].T)
+        if mean is not None:
+            return [np.sum((x - mean[:, None]) ** 2, axis=1)]
+        return [np.asarray(float(x.shape[1])), x.sum(axis=1), np.sum(x**2, axis=1)]
+
     def coded(self, columns: Sequence[Column]) -> np.ndarray:
         """All rows as numbers, before scaling."""
         raise NotImplementedError
