@@ -70,11 +70,6 @@ class Sum(Protocol):
     """One sum that is to come (`flower.masked`)."""
 
     @property
-    def told(self) -> Mapping[str, Any]:
-        """What a question says of it."""
-        ...
-
-    @property
     def least(self) -> int:
         """How many must stay in it."""
         ...
@@ -82,6 +77,10 @@ class Sum(Protocol):
     @property
     def refused(self) -> Mapping[int, str]:
         """Who was left out for an answer that is not right, and why."""
+        ...
+
+    def ask(self, questions: Mapping[int, Message], deadline: float, enough: int, patience: float) -> dict[int, Any]:
+        """The link's answers to these questions, which invite to the sum."""
         ...
 
     def add(self, i: int, message: Message) -> bool:
@@ -98,6 +97,10 @@ class Sums(Protocol):
 
     def start(self, purpose: str, t: int, clients: Sequence[int], leaves: Sequence[Any]) -> Sum:
         """A sum over these clients, of arrays like these."""
+        ...
+
+    def summed(self, hello: Any) -> list[bool]:
+        """Of which arrays of a hello the sum is enough."""
         ...
 
 
@@ -206,11 +209,18 @@ class FlowerEngine:
         leaves, tree = jax.tree.flatten(hello)
         w0, root = shared
         sent = _arrays((w0, jax.random.key_data(root)))
-        questions = {i: Message("join", {"client": i, "clients": data.clients}, sent) for i in range(data.clients)}
-        answers = self._all(questions, "join")
-        rows = [
-            jax.tree.unflatten(tree, checked(answers[i], leaves, self.name(i))) for i in range(data.clients)
-        ]  # which may hold nothing
+        everyone = range(data.clients)
+        questions = {i: Message("join", {"client": i, "clients": data.clients}, sent) for i in everyone}
+        sums = self._running["sums"]
+        summed = [False] * len(leaves) if sums is None else sums.summed(hello)
+        pick = lambda flag: [leaf for leaf, one in zip(leaves, summed, strict=True) if one is flag]
+        masked = self._sum("join", 0, everyone, pick(True)) if any(summed) else None
+        answers = self._all(questions, "join", masked)
+        means = [] if masked is None else self._means(masked, answers)
+        rows = []  # which may hold nothing
+        for i in everyone:
+            own, mean = iter(checked(answers[i], pick(False), self.name(i))), iter(means)
+            rows.append(jax.tree.unflatten(tree, [next(mean if one else own) for one in summed]))
         store = Away(lambda client: state, self._running)
         stack = lambda *parts: jnp.asarray(np.stack(parts))
         return store, jax.tree.map(stack, *rows) if leaves else rows[0]
@@ -273,10 +283,9 @@ class FlowerEngine:
         sent = _arrays(shared)
         everyone = [i for i in range(data.clients) if i not in self._running["out"]]
         masked = self._sum("measure", t, everyone, wanted)
-        invited = {} if masked is None else {"sum": masked.told}
-        questions = {i: Message("measure", self._told_of(clients, i, t) | invited, sent) for i in everyone}
+        questions = {i: Message("measure", self._told_of(clients, i, t), sent) for i in everyone}
         enough = max(1 if masked is None else masked.least, math.ceil(self.quorum * len(everyone)))
-        answers = self.link.ask(questions, self.deadline, enough, self.patience)
+        answers = (masked or self.link).ask(questions, self.deadline, enough, self.patience)
         total: list[np.ndarray] | None = None
         who, finite = [], True
         for i in sorted(answers):
@@ -313,6 +322,17 @@ class FlowerEngine:
         sums = self._running["sums"]
         return None if sums is None or not clients else sums.start(purpose, t, clients, jax.tree.leaves(tree))
 
+    def _means(self, masked: Sum, answers: Mapping[int, Message]) -> list[np.ndarray]:
+        """What stands for everyone's where the sum is enough."""
+        for i, answer in answers.items():
+            try:
+                if not masked.add(i, answer):
+                    raise Refused("its first message is not finite. Scale its rows, or take it out.")
+            except InvalidArgument as refused:
+                raise ClientError(f"join: {self.name(i)}: {refused}") from None
+        total, _ = masked.total(len(answers))
+        return [np.asarray(a / len(answers), a.dtype) for a in total]
+
     def _told_of(self, clients: Away, client: int, t: int) -> dict[str, Any]:
         """What a node is told of its own state: the version to go on from, and those it must keep for a resume."""
         version = clients.versions.get(client, 0)
@@ -332,9 +352,9 @@ class FlowerEngine:
             raise Refused(str(answer.values.get("sentence", "the node failed")))
         return answer
 
-    def _all(self, questions: Mapping[int, Message], stage: str) -> dict[int, Message]:
+    def _all(self, questions: Mapping[int, Message], stage: str, masked: Sum | None = None) -> dict[int, Message]:
         """Everyone's answer, or the error that names who has none."""
-        answers = self.link.ask(questions, self.patience, len(questions), self.patience)
+        answers = (masked or self.link).ask(questions, self.patience, len(questions), self.patience)
         for i in questions:
             if i not in answers:
                 raise ClientError(f"{stage}: {self.name(i)} did not answer within {self.patience:g} s. Is it running?")
@@ -405,11 +425,11 @@ class Round:
     def ask(self, ids: Sequence[int], sent: Sequence[np.ndarray], drawn: int) -> None:
         """Ask, take what is sound, and ask those again who have lost their state where the rule gives them one."""
         engine = self.engine
-        enough = self._enough(drawn)
+        enough, link = self._enough(drawn), self.sum or engine.link
         again: list[int] = []
         questions = {i: self._question(i, sent) for i in ids}
         if questions:
-            answers = engine.link.ask(questions, engine.deadline, min(enough, len(questions)), engine.patience)
+            answers = link.ask(questions, engine.deadline, min(enough, len(questions)), engine.patience)
             for i in questions:
                 if i not in answers:
                     log.warning("round %d, %s: no answer by the deadline; left out", self.t, engine.name(i))
@@ -419,7 +439,7 @@ class Round:
                     self._take(i, answers[i])
         if again:
             questions = {i: self._question(i, sent, fresh=True) for i in again}
-            answers = engine.link.ask(questions, engine.deadline, len(questions), engine.deadline)
+            answers = link.ask(questions, engine.deadline, len(questions), engine.deadline)
             for i in answers:
                 self._take(i, answers[i])
         if len(self.came) < enough and not any(not one.finite for one in self.came.values()):
@@ -450,7 +470,6 @@ class Round:
         values = self.engine._told_of(self.clients, i, self.t)
         values |= {"notes": self.engine.notes}
         values |= {"version": 0, "digest": "", "fresh": True} if fresh else {}
-        values |= {} if self.sum is None else {"sum": self.sum.told}
         return Message("step", values, sent)
 
     def _lost(self, i: int, answer: Any) -> bool:

@@ -23,9 +23,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,9 @@ from fedpact.data.schema import Column
 from fedpact.definition import PRECISIONS, loop_of, mark_of, private_plan, start_of
 from fedpact.engines.flower import FlowerEngine
 from fedpact.flower import sources
+from fedpact.flower.coding import only_summed
 from fedpact.flower.described import Description, experiment_of
-from fedpact.flower.masked import Book, Rules, Summands, rules_of
+from fedpact.flower.masked import Book, KeysLost, Rules, Summands, rules_of
 from fedpact.privacy.budget import Budget
 from fedpact.privacy.ledger import Ledger
 
@@ -92,6 +94,8 @@ class Node:
             return handler(message)
         except StateLost as error:
             return Message("error", {"why": "state", "sentence": str(error)}).pack()
+        except KeysLost as error:
+            return Message("error", {"why": "keys", "sentence": str(error)}).pack()
         except BudgetSpent as error:
             return Message("error", {"why": "budget", "sentence": str(error)}).pack()
         except FedpactError as error:
@@ -267,7 +271,18 @@ class RunAtNode:
         self._joined(message)
         write_atomic(self.folder / "join.bin", message.pack())
         _, hello = self._join(self._begin(), self.batch)
-        return Message("join", {"client": self.client}, _arrays(hello)).pack()
+        arrays, told = _arrays(hello), {"client": self.client}
+        w0, init = self.shared[0], self.loop.algorithm.init
+        summed = only_summed(lambda hellos: init(w0, hellos), hello) if self.secure else []
+        if any(summed):
+            ours, arrays = ([a for a, one in zip(arrays, summed, strict=True) if one is flag] for flag in (True, False))
+            told |= self._put("join", message, ours)
+        return Message("join", told, arrays).pack()
+
+    def _put(self, purpose: str, message: Message, arrays: Sequence[np.ndarray], largest: float = math.inf) -> Any:
+        """Keep these for a masked sum, and tell what it needs."""
+        book = Book(self.folder, purpose, _identity(message))
+        return self.node.summands.put(self.rules, purpose, message, self.client, arrays, book, largest)
 
     def _begin(self) -> Any:
         if self.joined is None:
@@ -310,10 +325,8 @@ class RunAtNode:
         if not self.secure:
             return body
         made = unpack(body, "step")
-        book = Book(self.folder, "step", _identity(message))
         own, rest = made.arrays[: made.values["own"]], made.arrays[made.values["own"] :]
-        put = self.node.summands.put(self.rules, "step", message, self.client, own, book, self.largest)
-        return Message("step", {**made.values, **put}, rest).pack()
+        return Message("step", {**made.values, **self._put("step", message, own, self.largest)}, rest).pack()
 
     def _stepped(self, message: Message) -> bytes:
         """One round, or the answer that was given to the same question before."""
@@ -389,9 +402,7 @@ class RunAtNode:
         sums = jax.device_get(self._measure(shared, self.batch, state))
         if not self.secure:
             return Message("measure", {"client": self.client}, _arrays(sums)).pack()
-        book = Book(self.folder, "measure", _identity(message))
-        put = self.node.summands.put(self.rules, "measure", message, self.client, _arrays(sums), book)
-        return Message("measure", {"client": self.client, **put}).pack()
+        return Message("measure", {"client": self.client, **self._put("measure", message, _arrays(sums))}).pack()
 
     def _spend(self, t: int) -> None:
         """Write into the node's own ledger what this round releases, if its own budget has room."""

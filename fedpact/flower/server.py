@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from fedpact.algorithms import ALGORITHMS
 from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArgument
 from fedpact.core.wire import Message, Refused
-from fedpact.definition import Experiment, loop_of
+from fedpact.definition import Experiment, loop_of, start_of
 from fedpact.engines.flower import FlowerEngine, Link
 from fedpact.flower.agreement import Add, agreed_schema
 from fedpact.flower.described import Description, experiment_of
@@ -39,9 +39,11 @@ def numbered(hellos: Sequence[Mapping[str, Any]]) -> list[int]:
     return sorted(range(len(names)), key=lambda k: given[k])
 
 
-def _ask(link: Link, questions: Mapping[int, Message], patience: float) -> dict[int, Message]:
-    """Everyone's answer; the first that has none, or a sentence instead, ends the start."""
-    answers = link.ask(questions, patience, len(questions), patience)
+def _ask(
+    link: Link, questions: Mapping[int, Message], patience: float, by: Callable[..., dict[int, Any]] | None = None
+) -> dict[int, Message]:
+    """Everyone's answer; the first that has none, or a sentence instead, ends the start. `by`: another way to ask."""
+    answers = (by or link.ask)(questions, patience, len(questions), patience)
     for i, message in questions.items():
         if i not in answers:
             raise ClientError(f"{message.kind}: node {link.names[i]!r} did not answer within {patience:g} s.")
@@ -77,8 +79,7 @@ def _adding(link: Link, sums: Sums, patience: float) -> Add:
 
     def add(questions: Mapping[int, Message], leaves: Sequence[Any]) -> list[np.ndarray]:
         one = sums.start("moments", 0, list(questions), leaves)
-        asked = {i: message._replace(values={**message.values, "sum": one.told}) for i, message in questions.items()}
-        for i, answer in _ask(link, asked, patience).items():
+        for i, answer in _ask(link, questions, patience, one.ask).items():
             if not one.add(i, answer):
                 name = link.names[i]
                 raise DataError(
@@ -89,11 +90,13 @@ def _adding(link: Link, sums: Sums, patience: float) -> Add:
     return add
 
 
-def check_sums(experiment: Experiment) -> None:
-    """Refuse, before round 1, masks for an algorithm that needs every client's upload."""
+def _sums(experiment: Experiment, link: Link, run: str) -> Sums:
+    """What makes the run's sums. Refuses, before round 1, an algorithm that needs every client's upload."""
     e, clients = experiment, experiment.federation.clients
-    if loop_of(e).algorithm.combine == "sum":
-        return
+    algorithm, engine, w0 = loop_of(e).algorithm, e.engine, start_of(e)
+    if algorithm.combine == "sum":
+        rules = Rules(run, engine.bound, engine.threshold)
+        return Sums(link, rules, engine.deadline, engine.patience, lambda hellos: algorithm.init(w0, hellos))
     able = []
     for name, settings in ALGORITHMS.items():
         with suppress(FedpactError):  # some do not go with the problem
@@ -119,14 +122,12 @@ def prepare(
     experiment, name = experiment_of(values, description)
     engine = experiment.engine
     assert isinstance(engine, FlowerEngine)
-    if engine.secure:
-        check_sums(experiment)
     place, digest = "" if folder is None else str(folder.resolve()), experiment.digest()
     run = hashlib.sha256(json.dumps([place, digest]).encode()).hexdigest()[:16]
+    sums = _sums(experiment, link, run) if engine.secure else None
     told = {"experiment": dict(values), "description": description.to_dict(), "run": run, "digest": digest}
     link.tell({i: Message("prepare", {**told, "client": i}) for i in range(len(link.names))})
-    rules = Rules(run, engine.bound, engine.threshold)
-    engine.over(link, Sums(link, rules, engine.deadline, engine.patience) if engine.secure else None)
+    engine.over(link, sums)
     return experiment, name
 
 
