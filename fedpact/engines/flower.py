@@ -75,8 +75,8 @@ class Sum(Protocol):
         ...
 
     @property
-    def refused(self) -> Mapping[int, str]:
-        """Who was left out for an answer that is not right, and why."""
+    def refused(self) -> dict[int, str]:
+        """Who is left out for an answer that is not right, and why."""
         ...
 
     def ask(self, questions: Mapping[int, Message], deadline: float, enough: int, patience: float) -> dict[int, Any]:
@@ -216,11 +216,12 @@ class FlowerEngine:
         pick = lambda flag: [leaf for leaf, one in zip(leaves, summed, strict=True) if one is flag]
         masked = self._sum("join", 0, everyone, pick(True)) if any(summed) else None
         answers = self._all(questions, "join", masked)
-        means = [] if masked is None else self._means(masked, answers)
+        total = [] if masked is None else self._summed(masked, answers)
         rows = []  # which may hold nothing
         for i in everyone:
-            own, mean = iter(checked(answers[i], pick(False), self.name(i))), iter(means)
-            rows.append(jax.tree.unflatten(tree, [next(mean if one else own) for one in summed]))
+            own = iter(checked(answers[i], pick(False), self.name(i)))
+            first = iter(total if i == 0 else map(np.zeros_like, total))  # the sum is all that is asked of them
+            rows.append(jax.tree.unflatten(tree, [next(first if one else own) for one in summed]))
         store = Away(lambda client: state, self._running)
         stack = lambda *parts: jnp.asarray(np.stack(parts))
         return store, jax.tree.map(stack, *rows) if leaves else rows[0]
@@ -297,6 +298,8 @@ class FlowerEngine:
                 one = checked(message, leaves, self.name(i))
             except InvalidArgument as refused:
                 log.warning("round %d, %s, measure: %s", t, self.name(i), refused)
+                if masked is not None:
+                    masked.refused[i] = str(refused)
                 continue
             total = one if total is None else [a + b for a, b in zip(total, one, strict=True)]
             who.append(i)
@@ -322,16 +325,15 @@ class FlowerEngine:
         sums = self._running["sums"]
         return None if sums is None or not clients else sums.start(purpose, t, clients, jax.tree.leaves(tree))
 
-    def _means(self, masked: Sum, answers: Mapping[int, Message]) -> list[np.ndarray]:
-        """What stands for everyone's where the sum is enough."""
+    def _summed(self, masked: Sum, answers: Mapping[int, Message]) -> list[np.ndarray]:
+        """Everyone's, added up."""
         for i, answer in answers.items():
             try:
                 if not masked.add(i, answer):
                     raise Refused("its first message is not finite. Scale its rows, or take it out.")
             except InvalidArgument as refused:
                 raise ClientError(f"join: {self.name(i)}: {refused}") from None
-        total, _ = masked.total(len(answers))
-        return [np.asarray(a / len(answers), a.dtype) for a in total]
+        return masked.total(len(answers))[0]
 
     def _told_of(self, clients: Away, client: int, t: int) -> dict[str, Any]:
         """What a node is told of its own state: the version to go on from, and those it must keep for a resume."""
@@ -460,7 +462,7 @@ class Round:
             return None
         if not sound:  # nobody came, or nobody's is finite
             return jax.tree.unflatten(self.tree, _nothing(self.shapes))
-        total, stayed = self.sum.total(self._enough(drawn))
+        total, stayed = self.sum.total(min(self._enough(drawn), len(sound)))
         self.refused |= {i: why for i, why in self.sum.refused.items() if i not in stayed}
         self.came = {i: self.came[i] for i in stayed}
         sound &= set(stayed)

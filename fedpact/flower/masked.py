@@ -332,7 +332,7 @@ class Summands:
         if np.abs(vector).max(initial=0.0) > coding.bound:
             hint = HINTS.get(purpose, "The run has left all bounds: lower its step sizes.")
             raise Refused(f"numbers of {purpose} must be at most {coding.bound:g} in size, got a larger one. {hint}")
-        if float(np.linalg.norm(vector)) > largest:
+        if largest < math.inf and float(np.linalg.norm(vector)) > largest:
             raise Refused(f"upload must be of norm at most {largest:g}, got a longer one; it was not sent.")
         terms = rules.terms(purpose, int(message.values.get("round", 0)), told, vector.size)
         if self._now is None or self._now.client.terms != terms:
