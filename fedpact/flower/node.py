@@ -132,10 +132,10 @@ class Node:
         client = self._source().client = int(message.values["client"])
         columns = [Column(**{**c, "categories": tuple(c["categories"])}) for c in message.values["columns"]]
         mean = message.arrays[0] if message.arrays else None
+        sums = self._source().moments(columns, mean)
         if self.rules is not None:
-            sums = self._source().sums(columns, mean)
             return Message("moments", self.summands.put(self.rules, "moments", message, client, sums)).pack()
-        return Message("moments", {}, self._source().moments(columns, mean)).pack()
+        return Message("moments", {}, sums).pack()
 
     def _source(self) -> sources.Source:
         if self.source is None:
@@ -211,6 +211,11 @@ class RunAtNode:
         e = self.experiment
         e.problem.check(node.own)
         self.private = private_plan(e)
+        if "epsilon" in node.config and self.private is None:
+            raise InvalidArgument(
+                f"experiment must be private for node {node.name!r}, whose configuration grants epsilon = "
+                f"{node.config['epsilon']}, got one without [privacy]. Add it, or take epsilon out."
+            )
         self.loop: Loop = loop_of(e)
         self.mark = mark_of(e)[:16]
         assert isinstance(e.engine, FlowerEngine)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedpact.algorithms import ALGORITHMS
-from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArgument
+from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArgument, require
 from fedpact.core.wire import Message, Refused
 from fedpact.definition import Experiment, loop_of, start_of
 from fedpact.engines.flower import FlowerEngine, Link
@@ -57,6 +57,9 @@ def _ask(
 def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patience: float = 600.0) -> Description:
     """What everyone knows of everyone's data."""
     names, everyone = list(link.names), range(len(link.names))
+    parts = len(surveys[0].get("names", names))
+    hint = "Start one for each, or change clients."
+    require(parts == len(names), "nodes", f"the {parts} clients of [split]", len(names), hint=hint)
     rules = rules_of(values)
     add = None if rules is None else _adding(link, Sums(link, rules, patience, patience), patience)
     schema = agreed_schema(values, surveys, names, lambda questions: _ask(link, questions, patience), add)

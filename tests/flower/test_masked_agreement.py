@@ -10,7 +10,6 @@ from helpers_masked import Watched
 
 from fedpact.core.errors import ClientError, DataError
 from fedpact.core.wire import unpack
-from fedpact.flower.agreement import ROUNDING
 from fedpact.flower.node import Node
 from fedpact.flower.server import agree, greet
 
@@ -73,32 +72,6 @@ def test_the_scaling_is_the_plain_one(tmp_path, scale):
         ]
         told = [unpack(content) for content in link.sent[1::2]]
         assert not any(m.arrays for m in told if m.kind == "moments")
-
-
-def test_what_varies_by_less_than_rounding_is_constant(tmp_path):
-    def nearly(site, x):
-        x[:, 4] = 0.1 * (1 + site * ROUNDING / 8)
-        x[:, 5] = 0.1 * (1 + site * ROUNDING * 8)
-        return x
-
-    schema, _ = agreed(tmp_path / "a", "standard", True, nearly)
-    assert schema.scale[4] == 1.0
-    assert 0 < schema.scale[5] < 1e-10
-
-
-def test_a_column_of_a_long_constant_stays_within_rounding():
-    from fedpact.flower.sources import Source
-
-    class Long(Source):
-        def coded(self, columns):
-            return np.full((300_000, 2), [0.1, 1 / 3])
-
-        def rows(self):
-            return np.arange(300_000), np.arange(0)
-
-    count, total, _ = Long().sums((), None)
-    (about,) = Long().sums((), total / count)
-    assert np.all(np.sqrt(about / count) <= ROUNDING / 4 * total / count)
 
 
 def test_a_column_too_large_to_be_squared_is_named_by_its_node(tmp_path):
