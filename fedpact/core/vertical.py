@@ -193,6 +193,13 @@ class Conversation(NamedTuple):
     blocks: tuple[Block, ...]
 
 
+class Answered(NamedTuple):
+    """What of a round's messages comes to the server."""
+
+    closed: Closed
+    blocks: tuple[Block, ...]
+
+
 Close = Callable[[Vector, Batch], Any]
 
 
@@ -238,7 +245,7 @@ def conversation(layout: Layout, split: Split, w: Vector, batch: Batch, close: C
 def exchange(layout: Layout, split: Split, w: Vector, batch: Batch, close: Close) -> tuple[Any, Vector]:
     """What the server has after the round: the functions' values, and their gradients along a leading axis."""
     away = getattr(batch.x, "exchange", None)  # of columns that are elsewhere
-    said = (conversation if away is None else away)(layout, split, w, batch, close)
+    said: Answered | Conversation = (away or conversation)(layout, split, w, batch, close)
     first, functions = split.first(w), said.closed.values.shape[0]
     whole = jnp.zeros((functions, *first.shape), first.dtype)
     for c, block in zip(layout.columns, said.blocks, strict=True):

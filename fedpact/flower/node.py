@@ -42,6 +42,8 @@ from fedpact.data.schema import Column
 from fedpact.definition import PRECISIONS, loop_of, mark_of, private_plan, start_of
 from fedpact.flower import sources
 from fedpact.flower.described import Description, experiment_of
+from fedpact.flower.joined import Joined
+from fedpact.flower.vertical import PartyAtNode, coded
 from fedpact.privacy.budget import Budget
 from fedpact.privacy.ledger import Ledger
 
@@ -60,7 +62,8 @@ class Node:
         make_folder(self.folder)
         self.key = self._own_key()
         self.source: sources.Source | None = None
-        self.run: RunAtNode | None = None
+        self.run: Any = None  # RunAtNode, or PartyAtNode of data split by features
+        self.party: dict[str, Any] | None = None
 
     def _own_key(self) -> bytes:
         """A secret of the node's own: marks of its data are keyed by it."""
@@ -130,6 +133,8 @@ class Node:
 
     def on_coded(self, message: Message) -> bytes:
         """Code and scale the rows as agreed, and tell what of them everyone must know."""
+        if "party" in message.values:
+            return coded(self, message)
         from fedpact.data.schema import Schema
 
         source = self._source()
@@ -141,7 +146,7 @@ class Node:
 
     def on_prepare(self, message: Message) -> bytes:
         """The whole experiment: make it, check it with the own rows, and be ready for its rounds."""
-        run = RunAtNode(self, message)
+        run = (PartyAtNode if "layout" in message.values["description"] else RunAtNode)(self, message)
         if run.experiment.digest() != message.values["digest"]:
             raise Refused(
                 f"experiment made by node {self.name!r} must be the server's, got another. Install the same version of "
@@ -153,7 +158,7 @@ class Node:
 
     # Rounds
 
-    def _run(self) -> RunAtNode:
+    def _run(self) -> Any:
         if self.run is None:
             self.run = RunAtNode.again(self)
         return self.run
@@ -169,6 +174,27 @@ class Node:
     def on_measure(self, message: Message) -> bytes:
         """Telemetry at the server's model."""
         return self._run().measure(message)
+
+    # Data split by features
+
+    def on_align(self, message: Message) -> bytes:
+        """A step of finding the records that all parties have."""
+        source = self._source()
+        if not isinstance(source, Joined):
+            raise Refused(f"node {self.name!r} must have a CSV file with ids to be aligned, got another source.")
+        return source.align(self.name, message)
+
+    def on_partial(self, message: Message) -> bytes:
+        """Partial sums."""
+        return self._run().partial(message)
+
+    def on_close(self, message: Message) -> bytes:
+        """The closer's part of an exchange."""
+        return self._run().close(message)
+
+    def on_block(self, message: Message) -> bytes:
+        """The own block of the gradient."""
+        return self._run().block(message)
 
     def on_finish(self, message: Message) -> bytes:
         """The run is over."""
@@ -205,13 +231,15 @@ class RunAtNode:
         write_atomic(self.node.folder / "current", str(self.told.values["run"]).encode())
 
     @classmethod
-    def again(cls, node: Node) -> RunAtNode:
+    def again(cls, node: Node) -> RunAtNode | PartyAtNode:
         """After a crash: from what was told before."""
         current = node.folder / "current"
         if not current.is_file():
             raise Refused("question must come after the node was prepared, got one before it. Start the run again.")
         folder = node.folder / f"run-{current.read_text()}"
         told = unpack((folder / "prepare.bin").read_bytes(), "prepare")
+        if "layout" in told.values["description"]:
+            return PartyAtNode.again(node, told, folder)
         node.source = sources.own_source(node.config, told.values["experiment"])
         node.source.client = int(told.values["client"])
         description = Description.from_dict(told.values["description"])

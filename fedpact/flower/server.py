@@ -12,9 +12,11 @@ from typing import Any
 from fedpact.core.errors import ClientError, DataError
 from fedpact.core.wire import Message, Refused
 from fedpact.definition import Experiment
-from fedpact.engines.flower import FlowerEngine, Link
+from fedpact.engines import FlowerEngine, PartiesEngine
+from fedpact.engines.flower import Link
 from fedpact.flower.agreement import agreed_schema
 from fedpact.flower.described import Description, experiment_of
+from fedpact.flower.vertical import agreed, is_split
 from fedpact.run import Run, execute
 
 log = logging.getLogger("fedpact")
@@ -50,6 +52,8 @@ def _ask(link: Link, questions: Mapping[int, Message], patience: float) -> dict[
 def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patience: float = 600.0) -> Description:
     """What everyone knows of everyone's data."""
     names, everyone = list(link.names), range(len(link.names))
+    if is_split(surveys):
+        return agreed(values, names, surveys, lambda questions: _ask(link, questions, patience), link.tell)
     schema = agreed_schema(values, surveys, names, lambda questions: _ask(link, questions, patience))
     questions = {i: Message("coded", {"client": i, "schema": schema.to_dict()}) for i in everyone}
     answers = _ask(link, questions, patience)
@@ -82,7 +86,7 @@ def prepare(
     told = {"experiment": dict(values), "description": description.to_dict(), "run": run, "digest": digest}
     link.tell({i: Message("prepare", {**told, "client": i}) for i in range(len(link.names))})
     engine = experiment.engine
-    assert isinstance(engine, FlowerEngine)
+    assert isinstance(engine, FlowerEngine | PartiesEngine)
     engine.over(link)
     return experiment, name
 
