@@ -131,7 +131,8 @@ class PartiesEngine:
 
     def total(self, f: Callable[..., Any], shared: Any, data: Records, clients: Store, where: tuple[Any, str]) -> Any:
         """f(shared, batch, state) on all records."""
-        return f(shared, data.asked(f"telemetry after round {int(where[0])}", counting=True), clients.get(0))
+        found = f(shared, data.asked(f"telemetry after round {int(where[0])}", counting=True), clients.get(0))
+        return jax.tree.map(jnp.asarray, found)
 
     def test(self, f: Callable[..., Any], w: Any, data: Records) -> None:
         """The server has no rows."""

@@ -155,13 +155,16 @@ def _array(message: Message, dtype: Any) -> np.ndarray:
 
 
 def _blinded(message: Message, session: bytes) -> psi.Blinded:
-    values = message.values
-    return psi.Blinded(session, str(values["owner"]), tuple(values["path"]), _array(message, np.uint8).tobytes())
+    return psi.Blinded(session, *_route(message), _array(message, np.uint8).tobytes())
 
 
 def _places(message: Message, session: bytes) -> psi.Places:
-    values = message.values
-    return psi.Places(session, str(values["owner"]), tuple(values["path"]), _array(message, np.int64))
+    return psi.Places(session, *_route(message), _array(message, np.int64))
+
+
+def _route(message: Message) -> tuple[str, tuple[str, ...]]:
+    """Whose set it is, and with whom it has been."""
+    return str(message.values.get("owner")), tuple(map(str, message.values.get("path", ())))
 
 
 # A party's node

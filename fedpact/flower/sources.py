@@ -70,9 +70,9 @@ class Columns(NamedTuple):
     @property
     def digest(self) -> str:
         """SHA-256 of the numbers."""
-        dense = self.x.toarray() if scipy.sparse.issparse(self.x) else self.x
-        text = hashlib.sha256(repr((dense.shape, dense.dtype.str, self.y is None)).encode())
-        for array in (dense, *(() if self.y is None else (self.y,))):
+        x = (self.x.data, self.x.indices, self.x.indptr) if scipy.sparse.issparse(self.x) else (self.x,)
+        text = hashlib.sha256(repr((self.x.shape, self.x.dtype.str, self.y is None)).encode())
+        for array in (*x, *(() if self.y is None else (self.y,))):
             text.update(np.ascontiguousarray(array).tobytes())
         return text.hexdigest()
 

@@ -125,7 +125,7 @@ class Keys:
         if len(public) != len(names) or len(set(public)) != len(public):
             raise Refused(f"keys of the parties must be {len(names)}, each its own, got others. Start the run again.")
         if public[me] != primitives.public_of(private):
-            raise Refused(f"key of {names[me]!r} must be the one it made, got another. Start the run again.")
+            raise Refused(f"key of {names[me]} must be the one it made, got another. Start the run again.")
         self.run, self.private, self.public, self.names, self.me = run, private, list(public), list(names), me
 
     def _key(self, other: int, label: bytes, bound: bytes) -> bytes:
@@ -144,8 +144,8 @@ class Keys:
         plain = primitives.unseal(key, content.tobytes(), about)
         if plain is None:
             raise Refused(
-                f"{what} of {self.names[sender]!r} must be as it sealed them for {self.names[self.me]!r}, got bytes "
-                "that do not open: changed on their way, or of another exchange. Nothing was computed from them."
+                f"{what} of {self.names[sender]} must be as sealed for {self.names[self.me]}, got bytes that do not "
+                "open: they were changed on their way, or are of another exchange. Nothing was computed from them."
             )
         return plain
 
@@ -182,9 +182,9 @@ class PartyAtNode:
         self.dtype = PRECISIONS[str(e.precision)]
         self.task = as_vertical(e.problem)
         self.split = Split.of(self.task.model)
-        start = start_of(e)
-        self.flat, self.width = self.split.flat(start), self.split.first(start).shape[1]
-        self.head = jax.eval_shape(lambda: self.split.rest(start))
+        start = jax.eval_shape(lambda: start_of(e))
+        self.flat, self.width = self.split.flat(start), jax.eval_shape(self.split.first, start).shape[1]
+        self.head = self.split.rest(start)
         self.functions = sum(part.estimated for part in self.task.parts)
         self.block_shape = jax.ShapeDtypeStruct((self.own.x.shape[1], self.width), self.dtype)
         self._partial = jax.jit(lambda x, block: partial(self._inputs(x), block, len(self.layout.columns)))
