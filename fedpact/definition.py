@@ -31,7 +31,7 @@ from fedpact.core.participation import Everyone, as_participation
 from fedpact.core.settings import Settings, plain
 from fedpact.core.stop import Never, Rule
 from fedpact.data import Federation
-from fedpact.engines import DebugEngine, HostEngine, LocalEngine, as_engine
+from fedpact.engines import DebugEngine, FlowerEngine, HostEngine, LocalEngine, as_engine
 from fedpact.model import plain_problem, trained
 from fedpact.privacy.guard import Guard
 from fedpact.privacy.private import Plan, Private
@@ -42,6 +42,7 @@ from fedpact.problems.conformance import check_conformance, check_methods, is_ow
 
 #: Columns that a private run may be stopped by: no training row enters them but through the released model.
 PUBLIC = ("round", "seconds", "test_loss", "test_accuracy")
+TELEMETRIES = ("all", "test", "none")
 PRECISIONS = {"double": np.float64, "single": np.float32}
 
 
@@ -51,7 +52,7 @@ class Experiment:
 
     What is left out is chosen by the problem: "double" and the engine "local" for convex ones; for networks "single"
     and "host". `telemetry` is "all" (every client's rows) or, as networks have it where the dataset has a test set,
-    "test" (that set only).
+    "test" (that set only); "none" measures nothing, as private runs over a network have it.
     """
 
     algorithm: Settings
@@ -110,11 +111,18 @@ class Experiment:
         require(ok, "engine", f'"host" for {type(self.problem).__name__}', type(self.engine).__name__, hint=hint)
         tested = not isinstance(self.engine, DebugEngine) and len(self.federation.dataset.test) > 0
         if self.telemetry is None:
-            object.__setattr__(self, "telemetry", "test" if deep and tested and not self.algorithm.sips else "all")
-        if self.telemetry not in ("all", "test"):
-            raise unknown("telemetry", self.telemetry, ("all", "test"))
+            usual = "test" if deep and tested and not self.algorithm.sips else "all"
+            away = isinstance(self.engine, FlowerEngine) and self.privacy is not None
+            object.__setattr__(self, "telemetry", "none" if away else usual)
+        if self.telemetry not in TELEMETRIES:
+            raise unknown("telemetry", self.telemetry, TELEMETRIES)
         hint = 'It needs another engine than "debug" and a dataset with a test set, such as mnist.'
-        require(self.telemetry == "all" or tested, "telemetry", '"all" here', self.telemetry, hint=hint)
+        ok = self.telemetry != "test" or tested
+        require(ok, "telemetry", '"all" or "none" here', self.telemetry, hint=hint)
+        away = isinstance(self.engine, FlowerEngine) and self.privacy is not None
+        hint = "What nodes tell of their rows would tell what the noise hides."
+        told = not away or self.telemetry == "none"
+        require(told, "telemetry", '"none" in a private federation', self.telemetry, hint=hint)
         self.participation.check(self.seed, self.rounds, self.federation.clients)
         self._check_own()
         self.problem.check(self.federation)
@@ -208,7 +216,8 @@ def loop_of(experiment: Experiment) -> Loop:
     algorithm = e.algorithm.build(e.problem, clients if layout is None else layout, e.participation.rate(clients))
     check_needs(algorithm, e.problem)
     plan = private_plan(e)
-    guard = None if plan is None else Guard(plan, e.problem, algorithm)
+    source = "system" if isinstance(e.engine, FlowerEngine) else "seed"  # a simulation can be computed again
+    guard = None if plan is None else Guard(plan, e.problem, algorithm, source)
     stop, telemetry = e.stop or Never(), e.telemetry or "all"
     return Loop(algorithm, e.problem, e.engine, stop, e.evaluate_every, e.timing, telemetry, guard)
 

@@ -12,7 +12,7 @@ name = "adult"                        # what tables call the run (default: the a
 [run]        rounds = 100  seed = 0  participation = 0.5  evaluate_every = 1  precision = "double"  engine = "local"
              # participation = { scheme = "poisson", rho = 0.5 } or { scheme = "covering", rho = 0.5, s0 = 4 }
              # or { scheme = "schedule", rounds = [[0, 1], [2]] } or { scheme = "independent", probabilities = [0.1] }
-             # engine = { name = "host", at_once = 1, spill = true }   telemetry = "test" or "all"
+             # engine = { name = "host", at_once = 1, spill = true }   telemetry = "test", "all" or "none"
 [stop]       gradient = 1e-6  variance = 1e-8  seconds = 60  rising = 4    # any of them ends the run
              # target = { column = "accuracy", value = 0.9, above = true }
 [privacy]    clip = 1.0  epsilon = 3.0  delta = 1e-5                       # or noise = 5.0; way, mechanism, relation, …

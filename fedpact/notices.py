@@ -68,7 +68,8 @@ def refused(history: History) -> list[str]:
 
 def unmeasured(history: History) -> list[str]:
     """Where a private run's objective was not finite, which does not end it: a sentence."""
-    fine = bool(np.isfinite(history.end(history.judged)))
+    values = history.column(history.judged)
+    fine = bool(np.isfinite(values[-1]) or np.isnan(values).all())  # nothing was measured
     return (
         [] if fine else [f"The {history.judged.replace('_', ' ')} is not finite: scale the rows, or shorten the steps."]
     )

@@ -32,6 +32,7 @@ from fedpact.definition import (
     root_of,
     start_of,
 )
+from fedpact.engines import FlowerEngine
 from fedpact.folder import RunFolder, load
 from fedpact.metrics import has_held_out, held_out
 from fedpact.model import Model, as_host, problem_name, trained
@@ -381,7 +382,8 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
     begun = keeper.begun if keeper is not None else 0
     plan = private_plan(experiment)
     ledger = keeper.ledger() if keeper is not None and plan else None
-    account = Account(plan, experiment.seed, ledger, mark_of(experiment)[:16]) if plan else None
+    simulated = not isinstance(experiment.engine, FlowerEngine)
+    account = Account(plan, experiment.seed, ledger, mark_of(experiment)[:16], simulated) if plan else None
     bar = Progress(experiment.rounds, name or experiment.algorithm.label, enabled=progress, start=begun)
 
     def after_block(carry: Any, history: History, elapsed: float) -> None:

@@ -16,6 +16,7 @@ EXAMPLE = """examples:
   fedpact resume runs/…                     continue after a crash
   fedpact compare a.toml b.toml             rounds, bytes, gradients, seconds to the same target
   fedpact privacy plan --noise 1 --sampling poisson --rate 0.01 --rounds 300   what would this cost?
+  fedpact federation run FILE --nodes 4     the same experiment over Flower: four nodes, TLS, keys
   fedpact show fedepm                       the algorithm box, its settings, what it needs of a problem
 """
 
@@ -78,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     from fedpact import __version__
     from fedpact.cli.about import list_names, predict, show
     from fedpact.cli.compare import compare, demo, paper, tune, verify
+    from fedpact.cli.federation import add_federation
     from fedpact.cli.privacy import add_privacy
     from fedpact.cli.runs import resume, run
 
@@ -160,6 +162,7 @@ def parser() -> argparse.ArgumentParser:
     _json(sub)
 
     add_privacy(commands, _json)
+    add_federation(commands, _json)
     return top
 
 

@@ -316,7 +316,7 @@ def _finish(
         where = f"round {history.rounds}, {who} is not finite" + (
             f" (training loss {float(one.loss):g})" if lost else ""
         )
-    elif not (loop.guard or np.isfinite(history.end(history.judged))):  # of a round that was not measured before
+    elif not (loop.guard or loop.telemetry == "none" or np.isfinite(history.end(history.judged))):  # not seen before
         outcome, where = Outcome.NONFINITE, f"round {history.rounds}, the server: the objective is not finite"
     elif halt == STOPPED:
         outcome = Outcome.STOPPED

@@ -1,8 +1,8 @@
 """How the nodes come to the same features: questions to everyone, before the run.
 
     survey    columns, categories and the target's values        →  the server joins them: vocabularies, classes
-    moments   n, Σx, the least and the greatest of every column  →  means; which columns vary
-    moments   Σ(x − mean)²                                       →  deviations
+    moments   n and Σx of every column                           →  means
+    moments   Σ(x − mean)², and whether the column varies        →  deviations
     prepare   the schema: how cells become features              →  every node codes and scales its own rows
 
 A simulation of the same files scales by the same numbers, to rounding (`data.dataset`). What nodes tell here is told
@@ -110,11 +110,11 @@ def _scaling(scale: str, columns: Sequence[Column], clients: int, ask: Ask) -> t
     sums = _asked(ask, clients, {"columns": told}, ())
     count = sum(float(one[0]) for one in sums)
     if scale == "norm":
-        norm = np.sqrt(np.sum([one[4] for one in sums], axis=0))
+        norm = np.sqrt(np.sum([one[2] for one in sums], axis=0))
         return shift, np.where(norm > 0, norm, 1.0)
     mean = np.sum([one[1] for one in sums], axis=0) / count
-    varies = np.max([one[3] for one in sums], axis=0) > np.min([one[2] for one in sums], axis=0)
     squares = _asked(ask, clients, {"columns": told}, (mean,))
+    varies = np.sum([one[1] for one in squares], axis=0) > 0
     return mean, np.where(varies, np.sqrt(np.sum([one[0] for one in squares], axis=0) / count), 1.0)
 
 

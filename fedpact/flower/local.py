@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,11 +168,11 @@ def write_app(folder: Path, experiment: str, run: str, nodes: int) -> Path:
     return app
 
 
-def write_connection(folder: Path, address: str) -> None:
+def write_connection(folder: Path, address: str, authority: str | None = None) -> None:
     """Where `flwr` finds the SuperLink, for FLWR_HOME=FOLDER/flower."""
     make_folder(folder / "flower")
     text = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{address}"\n'
-    text += f"root-certificates = {json.dumps(str((folder / 'ca.pem').resolve()))}\n"
+    text += f"root-certificates = {json.dumps(authority or str((folder / 'ca.pem').resolve()))}\n"
     write_atomic(folder / "flower" / "config.toml", text.encode())
 
 
@@ -342,6 +342,49 @@ class Local:
             time.sleep(1)
         return "unfinished"
 
+    def mend(self) -> list[str]:
+        """Start again what has ended by itself; returns the names."""
+        lost = [name for name, process in self.processes.items() if process.poll() is not None]
+        for name in lost:
+            self.kill(name)
+        for name in sorted(lost, key=lambda name: name != "superlink"):
+            if name == "superlink":
+                self.start_superlink()
+            else:
+                self.start_node(name)
+        return lost
+
+    def finish(self, experiment: Path, run: Path, seconds: float, say: Callable[[str], None]) -> None:
+        """Run an experiment to its end, whatever process is lost on the way: what the folder keeps is resumed."""
+        until = time.monotonic() + seconds
+        failure = Path(f"{run}.error")
+        failure.unlink(missing_ok=True)
+        number = self.submit(experiment, run)
+        rounds = -1
+        while not (run / "result.json").is_file() or self._unfinished(number):
+            if failure.is_file():
+                raise ClientError(failure.read_text().strip())
+            if time.monotonic() > until:
+                raise ClientError(f"run must end within {seconds:g} s, got no end. Run it again: it is resumed.")
+            for name in self.mend():
+                say(f"{name} was lost and started again")
+            rounds = _shown(run, rounds, say)
+            if self._ended(number) and not (run / "result.json").is_file() and not failure.is_file():
+                say("the server app was lost; the run is resumed")
+                number = self.submit(experiment, run)
+            time.sleep(1)
+        _shown(run, rounds, say)
+
+    def _ended(self, number: int) -> bool:
+        """Whether the server app of a run is gone: by Flower's word, or because no such process is there."""
+        status = self.status(number)
+        if status.startswith("finished"):
+            return True
+        return status == "running" and not self.processes_of("superlink", "flwr-serverapp")
+
+    def _unfinished(self, number: int) -> bool:
+        return bool(self.processes_of("superlink", "flwr-serverapp"))
+
     def processes_of(self, name: str | None = None, word: str = "") -> list[int]:
         """What runs for one of the processes started here, or for all; with `word` in its command."""
         mark = f"{MARK}={self.folder}:{'' if name is None else name + chr(0)}".encode()
@@ -374,6 +417,18 @@ class Local:
         while left := self.processes_of():
             _signal(left, signal.SIGKILL)
             time.sleep(0.05)
+
+
+def _shown(run: Path, before: int, say: Callable[[str], None]) -> int:
+    """Tell which round a run has reached, where it has gone on."""
+    try:
+        last = (run / "history.csv").read_text().splitlines()[-1].split(",")[0]
+    except (OSError, IndexError):
+        return before
+    if last.isdigit() and int(last) > before:
+        say(f"round {last}")
+        return int(last)
+    return before
 
 
 def _signal(processes: Sequence[int], number: int) -> None:

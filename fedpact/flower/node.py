@@ -211,6 +211,11 @@ class RunAtNode:
         e = self.experiment
         e.problem.check(node.own)
         self.private = private_plan(e)
+        if "epsilon" in node.config and self.private is None:
+            raise InvalidArgument(
+                f"experiment must be private for node {node.name!r}, whose configuration grants epsilon = "
+                f"{node.config['epsilon']}, got one without [privacy]. Add it, or take epsilon out."
+            )
         self.loop: Loop = loop_of(e)
         self.mark = mark_of(e)[:16]
         self.folder = node.folder / f"run-{told.values['run']}"

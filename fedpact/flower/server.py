@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpact.core.errors import ClientError, DataError
+from fedpact.core.errors import ClientError, DataError, require
 from fedpact.core.wire import Message, Refused
 from fedpact.definition import Experiment
 from fedpact.engines import FlowerEngine, PartiesEngine
@@ -54,6 +54,9 @@ def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patienc
     names, everyone = list(link.names), range(len(link.names))
     if is_split(surveys):
         return agreed(values, names, surveys, lambda questions: _ask(link, questions, patience), link.tell)
+    parts = len(surveys[0].get("names", names))
+    hint = "Start one for each, or change clients."
+    require(parts == len(names), "nodes", f"the {parts} clients of [split]", len(names), hint=hint)
     schema = agreed_schema(values, surveys, names, lambda questions: _ask(link, questions, patience))
     questions = {i: Message("coded", {"client": i, "schema": schema.to_dict()}) for i in everyone}
     answers = _ask(link, questions, patience)

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid as FlowerGrid
 from flwr.serverapp import ServerApp
 
 from fedpact.core.errors import ClientError, FedpactError, InvalidArgument
+from fedpact.core.files import write_atomic
 from fedpact.core.wire import Message as Question
 from fedpact.experiment import read
 from fedpact.flower.client import unwrapped, wrapped
@@ -104,4 +105,6 @@ def main(grid: FlowerGrid, context: Context) -> None:
         log.info("%s: %s; kept in %s", run.name, run.outcome, folder)
     except FedpactError as error:
         log.error("%s", error)
+        if "folder" in config:
+            write_atomic(Path(f"{config['folder']}.error"), f"{error}\n".encode())
         raise SystemExit(1) from None

@@ -33,6 +33,10 @@ KEYS = ("name", "client", "csv", "loader", "state", "threads", "epsilon", "delta
 READ = ("target", "drop", "categorical", "scale", "task", "coding")
 
 
+#: A column whose cells are all this close to its mean, relatively, is constant: a sum of equal numbers is not exact.
+ROUNDING = 1e-12
+
+
 class Survey(dict[str, Any]):
     """What a source tells, as plain data."""
 
@@ -96,11 +100,14 @@ class Source:
         raise NotImplementedError
 
     def moments(self, columns: Sequence[Column], mean: np.ndarray | None) -> list[np.ndarray]:
-        """Of every column over the training rows: their number, sum, least, greatest; given the mean, the squares."""
+        """Of every column over the training rows: their number, sum and squares; given the mean, the squares about it
+        and whether anything in it differs from it by more than rounding.
+        """
         x = self.coded(columns)[self.rows()[0]]
-        if mean is not None:
-            return [np.sum((x - mean) ** 2, axis=0)]
-        return [np.asarray(float(len(x))), x.sum(axis=0), x.min(axis=0), x.max(axis=0), np.sum(x**2, axis=0)]
+        if mean is None:
+            return [np.asarray(float(len(x))), x.sum(axis=0), np.sum(x**2, axis=0)]
+        varies = np.any(np.abs(x - mean) > ROUNDING * np.abs(mean), axis=0)
+        return [np.sum((x - mean) ** 2, axis=0), varies.astype(np.float64)]
 
     def coded(self, columns: Sequence[Column]) -> np.ndarray:
         """All rows as numbers, before scaling."""

@@ -166,6 +166,11 @@ class PartyAtNode:
     def __init__(self, node: Any, told: Message) -> None:
         if node.party is None:
             raise Refused("question must come after the columns were coded, got one before it. Start the run again.")
+        if "epsilon" in node.config:
+            raise InvalidArgument(
+                f"experiment must be private for node {node.name!r}, whose configuration grants epsilon = "
+                f"{node.config['epsilon']}, got data split by features, which has no (ε, δ). Take epsilon out."
+            )
         self.node, self.told, self.client = node, told, int(told.values["client"])
         description = Description.from_dict(told.values["description"])
         self.experiment, _ = experiment_of(told.values["experiment"], description)

@@ -25,15 +25,21 @@ NEIGHBOURS = {
 }
 NOT_COVERED = (
     "The telemetry, this report, and whatever was computed from the data before the run (scaling of columns, "
-    "categories, the choice of settings by earlier runs) are not covered by it. Client sizes are public. This is a "
-    "simulation: noise, samples and cohorts are computed from the seed, and hide nothing from those who know it."
+    "categories, the choice of settings by earlier runs) are not covered by it. Client sizes are public."
+)
+SIMULATED = (
+    " This is a simulation: noise, samples and cohorts are computed from the seed, and hide nothing from those who "
+    "know it."
 )
 
 
 class Account:
     """A run's ledger and budget: how many of the next rounds `fit`, and `spend` before they are run."""
 
-    def __init__(self, plan: Plan, seed: int, ledger: Ledger | None = None, mark: str = "") -> None:
+    def __init__(
+        self, plan: Plan, seed: int, ledger: Ledger | None = None, mark: str = "", simulated: bool = True
+    ) -> None:
+        self.simulated = simulated
         self.plan, self.seed, self.mark = plan, seed, mark  # of the run: other numbers are other releases
         self.ledger = Unwritten() if ledger is None else ledger
         private = plan.private
@@ -142,7 +148,7 @@ class Account:
             f"Way {plan.theorem.way}, {private.mechanism} noise z = {plan.noise:.4g}, clip C = {private.clip:g}. "
             f"{plan.theorem.about}"
         )
-        return [spent.strip(), NOT_COVERED]
+        return [spent.strip(), NOT_COVERED + (SIMULATED if self.simulated else "")]
 
     def table(self) -> list[dict[str, str]]:
         """The ε of the worst client, the median one and the least exposed."""

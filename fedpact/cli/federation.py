@@ -1,0 +1,113 @@
+"""`fedpact federation`: a federation over Flower, on this machine or on many."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedpact.core.errors import InvalidArgument, require
+from fedpact.core.files import json_text
+
+ABOUT = "A federation over Flower: on this machine (up, run), or the files of a real one (init)."
+
+
+def add_federation(commands: Any, add_json: Callable[[argparse.ArgumentParser], None]) -> None:
+    """The sub-commands `federation up`, `run` and `init`."""
+    top = commands.add_parser("federation", help=ABOUT, description=ABOUT)
+    parts = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        sub = parts.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        return sub
+
+    def nodes(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--nodes", type=int, help="how many nodes, each with a part of the experiment's data")
+        sub.add_argument("--csv", action="append", default=[], metavar="NAME=FILE", help="a node with this file")
+        sub.add_argument("--folder", default="federation", help="keys, logs and states (default: %(default)s)")
+
+    sub = add("up", up, "Start a SuperLink and nodes on this machine, with TLS and keys, until Ctrl-C.")
+    nodes(sub)
+
+    sub = add("run", run, "Start a federation on this machine, run an experiment over it to its end, and stop it.")
+    sub.add_argument("file", help="experiment file")
+    nodes(sub)
+    sub.add_argument("--out", help="folder of the run (default: FOLDER/run); one that is there is resumed")
+    sub.add_argument("--hours", type=float, default=24.0, help="give up after so long (default: %(default)s)")
+    add_json(sub)
+
+    sub = add("init", init, "Write the certificates, keys and scripts that the operators of a real federation need.")
+    sub.add_argument("file", help="experiment file")
+    sub.add_argument("--host", required=True, help="name or address of the server, as nodes reach it")
+    sub.add_argument("--port", type=int, default=8000, help="the server's port (default: %(default)s)")
+    sub.add_argument("--node", action="append", required=True, metavar="NAME", help="a node (repeatable)")
+    sub.add_argument("--folder", default="federation", help="where to write (default: %(default)s)")
+
+
+def _configs(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The nodes' configurations by name, from --nodes or --csv."""
+    given = {}
+    for text in options.csv:
+        name, equals, path = text.partition("=")
+        if not equals or not name or not path:
+            raise InvalidArgument(f"--csv must be NAME=FILE, got {text!r}. Such as --csv lab=lab.csv")
+        file = Path(path)
+        require(file.is_file(), f"file of node {name!r}", "a CSV file that exists", path)
+        given[name] = {"csv": str(file.resolve())}
+    if given:
+        right = options.nodes in (None, len(given))
+        require(right, "--nodes", f"{len(given)}, as --csv says, or left out", options.nodes)
+        return given
+    count = 4 if options.nodes is None else options.nodes
+    require(count >= 1, "--nodes", "at least 1", count)
+    return {f"node-{i}": {"client": i} for i in range(count)}
+
+
+def up(options: argparse.Namespace) -> int:
+    """`fedpact federation up`."""
+    from fedpact.flower.local import NAME, Local
+
+    with Local(options.folder, _configs(options)) as federation:
+        print(
+            f"SuperLink at {federation.address}, nodes: {', '.join(federation.configs)}; logs in {options.folder}/logs"
+        )
+        print(f"  FLWR_HOME={federation.folder / 'flower'} flwr run APP {NAME}")
+        print(f"  fedpact federation run FILE --folder {options.folder}    (in place of this)")
+        print("Ctrl-C ends them all.", flush=True)
+        while True:
+            time.sleep(1)
+            for name in federation.mend():
+                print(f"{name} was lost and started again", flush=True)
+
+
+def run(options: argparse.Namespace) -> int:
+    """`fedpact federation run FILE`."""
+    from fedpact.experiment import read
+    from fedpact.flower.local import Local
+    from fedpact.run import Run
+
+    read(options.file)  # refused here, before anything is started
+    folder = Path(options.folder)
+    out = Path(options.out) if options.out else folder / "run"
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
+    with Local(folder, _configs(options)) as federation:
+        say(f"{len(federation.configs)} nodes at {federation.address}; logs in {folder}/logs")
+        federation.finish(Path(options.file), out, options.hours * 3600, say)
+    result = Run.load(out)
+    print(json_text(result.summary) if options.json else f"{result!r}\nkept in {out}")
+    return 0
+
+
+def init(options: argparse.Namespace) -> int:
+    """`fedpact federation init FILE --host HOST --node NAME …`."""
+    from fedpact.experiment import read
+    from fedpact.flower.operators import write_all
+
+    read(options.file)
+    for path in write_all(Path(options.folder), Path(options.file), options.host, options.port, options.node):
+        print(path)
+    return 0

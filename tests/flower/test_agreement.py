@@ -1,0 +1,164 @@
+"""Files at nodes: the features everyone agrees on are those of a simulation that has all files in one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers_nodes import same_history
+
+from fedpact.core.errors import CheckpointError, ClientError, DataError, InvalidArgument
+from fedpact.experiment import build
+from fedpact.flower.links import Direct
+from fedpact.flower.node import Node
+from fedpact.flower.server import federate
+from fedpact.run import execute
+
+SITES = ("east", "north", "west")
+HEADER = "age,dose,ward,site,flat,ill"
+
+
+def lines(site, rng, count):
+    wards = {"east": ["a", "b"], "north": ["b", "c"], "west": ["d", "a"]}[site]  # nobody has all of them
+    for _ in range(count):
+        age, dose = rng.integers(20, 90), rng.normal() * 1e-3 + 7
+        ill = ("no", "yes")[int(rng.random() < 1 / (1 + np.exp(-(age - 55) / 10)))]
+        yield f"{age},{dose!r},{wards[rng.integers(2)]},{site},3,{ill}"
+
+
+@pytest.fixture
+def files(tmp_path):
+    rng = np.random.default_rng(5)
+    tables = {site: list(lines(site, rng, 30 + 10 * k)) for k, site in enumerate(SITES)}
+    for site, rows in tables.items():
+        (tmp_path / f"{site}.csv").write_text("\n".join([HEADER, *rows]) + "\n")
+    (tmp_path / "all.csv").write_text("\n".join([HEADER, *(row for rows in tables.values() for row in rows)]) + "\n")
+    return tmp_path
+
+
+def values(files, data=(), split=(), algorithm="fedavg", problem=None):
+    return {
+        "data": {"csv": str(files / "all.csv"), "target": "ill", "categorical": ["ward"], **dict(data)},
+        "split": {"how": "column", "column": "site", **dict(split)},
+        "problem": problem or {"name": "logistic", "l2": 1e-2, "intercept": True},
+        "algorithm": {"name": algorithm},
+        "run": {"rounds": 4, "seed": 0},
+    }
+
+
+def flowered(values):
+    return {**values, "run": {**values["run"], "engine": {"name": "flower", "notes": True}}}
+
+
+def members(files, sites=SITES):
+    return [Node({"name": site, "csv": str(files / f"{site}.csv")}, files / "state" / site) for site in sites]
+
+
+@pytest.mark.parametrize(
+    ("data", "split"),
+    [
+        ({}, {}),
+        ({"coding": "onehot"}, {"holdout": 0.3, "seed": 4}),
+        ({"scale": "norm"}, {}),
+        ({"scale": "none", "drop": ["flat"]}, {"holdout": 0.2}),
+    ],
+)
+def test_files_at_nodes_give_the_features_of_one_table(files, data, split):
+    one, _ = build(values(files, data, split))
+    link = Direct(members(files))
+    other = federate(flowered(values(files, data, split)), link)
+    schema, agreed = one.federation.dataset.schema, other.model.schema
+    assert (schema.columns, schema.classes, schema.target) == (agreed.columns, agreed.classes, agreed.target)
+    np.testing.assert_allclose(agreed.shift, schema.shift, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(agreed.scale, schema.scale, rtol=1e-12)
+    for i, node in enumerate(link.nodes):  # the same rows, the same held out
+        for own, given in zip(node.own.client(0), one.federation.client(i), strict=True):
+            np.testing.assert_allclose(own, given, rtol=1e-9, atol=1e-9)
+        assert len(node.own.held_out[0]) == len(one.federation.held_out[i])
+    same_history(execute(one), other, 1e-9)
+
+
+def test_a_regression_target(files):
+    given = values(files, {"target": "dose", "drop": ["ill"]}, problem={"name": "least_squares", "l2": 1e-2})
+    one, other = execute(build(given)[0]), federate(flowered(given), Direct(members(files)))
+    assert other.model.schema.classes == ()
+    same_history(one, other, 1e-9)
+
+
+def test_what_crosses_holds_no_row(files):
+    link = Direct(members(files))
+    link.record = True
+    federate(flowered(values(files)), link)
+    crossed = b"".join(link.sent)
+    assert b"ward" in crossed  # names of columns do
+    for site in SITES:
+        for line in (files / f"{site}.csv").read_text().splitlines()[1:]:
+            dose = line.split(",")[1]
+            assert dose.encode() not in crossed
+            assert np.float64(dose).tobytes() not in crossed
+
+
+def test_other_columns_at_one_node_are_named(files):
+    text = (files / "west.csv").read_text().replace("dose", "drug")
+    (files / "west.csv").write_text(text)
+    with pytest.raises(DataError, match="columns must be the same at every node, got dose, drug"):
+        federate(flowered(values(files)), Direct(members(files)))
+
+
+def test_a_cell_that_cannot_be_read_is_named_with_its_node_and_line(files):
+    rows = (files / "north.csv").read_text().splitlines()
+    rows[3] = rows[3].replace(rows[3].split(",")[0], "old", 1)
+    (files / "north.csv").write_text("\n".join(rows) + "\n")
+    with pytest.raises(ClientError, match=r"node 'north': column 'age' .*line 4\) must be a finite number, got 'old'"):
+        federate(flowered(values(files)), Direct(members(files)))
+
+
+def test_a_run_is_not_resumed_on_other_rows(files):
+    folder = files / "run"
+    federate(flowered(values(files)), Direct(members(files)), folder)
+    rows = (files / "east.csv").read_text().splitlines()
+    (files / "east.csv").write_text("\n".join(rows[:-1]) + "\n")
+    longer = flowered(values(files))
+    longer["run"]["rounds"] = 6
+    with pytest.raises(CheckpointError, match="must come from the same settings and data"):
+        federate(longer, Direct(members(files)), folder, resume=True)
+
+
+def test_names_are_told_apart(files):
+    from fedpact.flower.server import numbered
+
+    with pytest.raises(DataError, match="names of nodes must be distinct, got 'a' twice"):
+        numbered([{"name": "a"}, {"name": "a"}])
+    with pytest.raises(DataError, match="clients of the nodes must be 0 to 1, got"):
+        numbered([{"name": "a", "client": 1}, {"name": "b", "client": 2}])
+    assert numbered([{"name": "b"}, {"name": "a"}]) == [1, 0]
+    assert numbered([{"name": "b", "client": 0}, {"name": "a", "client": 1}]) == [0, 1]
+
+
+def test_a_loader_gives_the_rows(files, monkeypatch, tmp_path):
+    (tmp_path / "wards.py").write_text(
+        "import numpy as np\n\n\ndef load():\n    rng = np.random.default_rng(1)\n    x = rng.normal(size=(40, 3))\n"
+        "    return x, (x[:, 0] > 0).astype(float)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    given = flowered(values(files))
+    given["data"] = {"scale": "standard"}
+    nodes = [Node({"name": f"n{i}", "loader": "wards:load"}, tmp_path / f"s{i}") for i in range(2)]
+    run = federate(given, Direct(nodes))
+    assert run.model.schema.classes == ("0", "1")
+    assert run.history.end("accuracy") > 0.9
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"csv": "a.csv", "loader": "b:c"}, "node configuration must be with csv or loader, not both"),
+        ({"loader": "nothing"}, "loader must be module:function, got 'nothing'"),
+        ({"loader": "no_such_module:load"}, "loader must be a function that can be imported"),
+        ({"csv": "nowhere.csv"}, "path must be a CSV file, got 'nowhere.csv', which does not exist"),
+        ({"cvs": "a.csv"}, "key of the node's configuration must be one of"),
+    ],
+)
+def test_a_node_s_configuration_is_checked(files, config, sentence, tmp_path):
+    nodes = [Node({"name": "n", **config}, tmp_path / "s")]
+    with pytest.raises((ClientError, InvalidArgument), match=sentence):
+        federate(flowered(values(files)), Direct(nodes))
