@@ -73,7 +73,7 @@ def test_nodes_are_found_by_name_in_any_order(tmp_path, recorded):
     assert link.nodes[2].own.y is not None  # "errors" closes the loss
 
 
-def test_several_classes_pixels_and_single_precision(tmp_path):
+def test_hidden_units_several_classes_and_single_precision(tmp_path):
     problem = {"name": "two_layer", "inputs": 64, "hidden": 6, "classes": 10}
     values = tables(problem, rounds=2, batch=60)
     values["data"] = {"name": "digits"}
@@ -88,6 +88,17 @@ def test_with_all_records_telemetry_is_the_next_rounds_exchange(tmp_path):
     assert_same(federate(over_nodes(values), link), simulated(values))
     kinds = [unpack(one).kind for one in link.sent[::2]]
     assert kinds.count("close") == 4  # at the start and after each of the three rounds
+
+
+def test_without_telemetry_a_round_is_its_own_exchange_alone(tmp_path, recorded):
+    values = over_nodes(CASES["sgd"])
+    values["run"]["telemetry"] = "none"
+    link = Direct(nodes_in(tmp_path))
+    link.record = True
+    run = federate(values, link)
+    kinds = [unpack(one).kind for one in link.sent[::2]]
+    assert kinds.count("close") == 5
+    np.testing.assert_array_equal(run.model.w.tree["w"], recorded[0].model.w.tree["w"])
 
 
 def test_sums_beyond_the_lattice_end_the_run_as_in_the_simulation(tmp_path):
