@@ -47,7 +47,9 @@ from fedpact.engines.flower import FlowerEngine
 from fedpact.flower import sources
 from fedpact.flower.coding import only_summed
 from fedpact.flower.described import Description, experiment_of
+from fedpact.flower.joined import Joined
 from fedpact.flower.masked import Book, KeysLost, Rules, Summands, rules_of
+from fedpact.flower.vertical import PartyAtNode, coded
 from fedpact.privacy.budget import Budget
 from fedpact.privacy.ledger import Ledger
 
@@ -66,8 +68,9 @@ class Session:
     def __init__(self, name: str) -> None:
         self.name = name
         self.source: sources.Source | None = None
-        self.own: Any = None  # a Federation of one client, with its real rows
-        self.run: RunAtNode | None = None
+        self.own: Any = None  # a Federation of one client, with its real rows; or a party's columns
+        self.run: Any = None  # RunAtNode, or PartyAtNode of data split by features
+        self.party: dict[str, Any] | None = None
         self.summands = Summands()  # of masked sums under way
         self.rules: Rules | None = None  # of masked sums before the run
 
@@ -169,6 +172,8 @@ class Node:
 
     def on_coded(self, message: Message) -> bytes:
         """Code and scale the rows as agreed, and tell what of them everyone must know."""
+        if "party" in message.values:
+            return coded(self, message)
         from fedpact.data.schema import Schema
 
         source = self._source()
@@ -180,7 +185,7 @@ class Node:
 
     def on_prepare(self, message: Message) -> bytes:
         """The whole experiment: make it, check it with the own rows, and be ready for its rounds."""
-        run = RunAtNode(self, message)
+        run = (PartyAtNode if "layout" in message.values["description"] else RunAtNode)(self, message)
         if run.experiment.digest() != message.values["digest"]:
             raise Refused(
                 f"experiment made by node {self.name!r} must be the server's, got another. Install the same version of "
@@ -192,7 +197,7 @@ class Node:
 
     # Rounds
 
-    def _run(self) -> RunAtNode:
+    def _run(self) -> Any:
         if self.at.run is None:
             self.at.run = RunAtNode.again(self)
         return self.at.run
@@ -220,6 +225,27 @@ class Node:
     def on_mask_reveal(self, message: Message) -> bytes:
         """Shares that open the sum."""
         return self.at.summands.answer(message)
+
+    # Data split by features
+
+    def on_align(self, message: Message) -> bytes:
+        """A step of finding the records that all parties have."""
+        source = self._source()
+        if not isinstance(source, Joined):
+            raise Refused(f"node {self.name!r} must have a CSV file with ids to be aligned, got another source.")
+        return source.align(self.name, message)
+
+    def on_partial(self, message: Message) -> bytes:
+        """Partial sums."""
+        return self._run().partial(message)
+
+    def on_close(self, message: Message) -> bytes:
+        """The closer's part of an exchange."""
+        return self._run().close(message)
+
+    def on_block(self, message: Message) -> bytes:
+        """The own block of the gradient."""
+        return self._run().block(message)
 
     def on_finish(self, message: Message) -> bytes:
         """The run is over."""
@@ -261,17 +287,18 @@ class RunAtNode:
     def keep(self, session: str) -> None:
         """On the disk: which run it is, and what was told of it."""
         write_atomic(self.folder / "prepare.bin", self.told.pack())
-        make_folder(self.node.folder / "sessions")
-        write_atomic(_session_file(self.node, session), str(self.told.values["run"]).encode())
+        sources.remember(self.node.folder, session, str(self.told.values["run"]))
 
     @classmethod
-    def again(cls, node: Node) -> RunAtNode:
+    def again(cls, node: Node) -> RunAtNode | PartyAtNode:
         """After a crash: from what was told before."""
-        current = _session_file(node, node.at.name)
-        if not current.is_file():
+        run_name = sources.remembered(node.folder, node.at.name)
+        if run_name is None:
             raise Refused("question must come after the node was prepared, got one before it. Start the run again.")
-        folder = node.folder / f"run-{current.read_text()}"
+        folder = node.folder / f"run-{run_name}"
         told = unpack((folder / "prepare.bin").read_bytes(), "prepare")
+        if "layout" in told.values["description"]:
+            return PartyAtNode.again(node, told, folder)
         source = sources.own_source(node.config, told.values["experiment"])
         source.client = int(told.values["client"])
         description = Description.from_dict(told.values["description"])
@@ -454,11 +481,6 @@ class RunAtNode:
             for path in self.folder.glob(f"{self.client:06d}-*.bin"):
                 if path.name not in names:
                     path.unlink(missing_ok=True)
-
-
-def _session_file(node: Node, session: str) -> Path:
-    """Where it is written which run a session is of. Names come from the network: hashed, they are no paths."""
-    return node.folder / "sessions" / hashlib.sha256(session.encode()).hexdigest()[:32]
 
 
 def _batch(own: Any, client: int, dtype: Any) -> Batch:
