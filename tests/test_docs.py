@@ -252,6 +252,8 @@ def test_the_examples_of_split_features_run_as_printed(tmp_path, monkeypatch):
     assert names["joined"].unmatched["ward"]["missing"] == 3
     assert names["found"].notices[-1] == "Records that some party lacks were left out: 3 of 60 of lab, 3 of 60 of ward."
     assert (tmp_path / "out" / "joined" / "model.bin").is_file()
+    ends = [names[run].history.last("objective") for run in ("apart", "found")]
+    assert ends[0] == pytest.approx(ends[1], abs=1e-10)
 
 
 def test_the_tables_of_these_pages_are_those_of_experiments(tmp_path):

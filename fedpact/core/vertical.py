@@ -10,7 +10,9 @@
 The closer is a client, the one that holds the labels; never the server. What clients send one another passes through
 the server sealed: only the receiver can open it. `conversation` simulates one round's messages, `exchange` puts their
 contents together, `traffic` counts them; masks are numbers modulo 2⁶⁴ that cancel exactly, so the sum without them has
-the same bits, and the simulation leaves them out (`masked` has them, and a test compares).
+the same bits, and the simulation leaves them out (`masked` has them, and a test compares). Where a batch's columns are
+at nodes of their own (its x has an `exchange`), the same messages go there and back: `engines.parties`,
+`flower.vertical`.
 
 A model fits if it sees x through x @ first alone: `Split` cuts its parameters into `first`, a row a column of the data,
 and the rest, ω_0. To close the loss is then to run the same model with the unit matrix for `first` on Σh.
@@ -107,8 +109,11 @@ class Split(NamedTuple):
 
     def put(self, w: Vector, first: Any) -> Vector:
         """The parameters with another `first`, as flat as theirs is."""
-        flat = _get(w.tree, self.path).ndim == 1
-        return Vector(_set(w.tree, self.path, first[:, 0] if flat else first))
+        return Vector(_set(w.tree, self.path, first[:, 0] if self.flat(w) else first))
+
+    def flat(self, w: Vector) -> bool:
+        """Whether `first` is a vector, for H = 1."""
+        return _get(w.tree, self.path).ndim == 1
 
     def rest(self, w: Vector) -> Vector:
         """ω_0: everything but `first`."""
@@ -116,8 +121,12 @@ class Split(NamedTuple):
 
     def whole(self, head: Vector, first: Any, w: Vector) -> Vector:
         """Gradients by ω, along a leading axis, from those by ω_0 and by `first`; as flat as w is."""
-        flat = _get(w.tree, self.path).ndim == 1
-        return Vector(_set(head.tree, self.path, first[..., 0] if flat else first))
+        return Vector(_set(head.tree, self.path, first[..., 0] if self.flat(w) else first))
+
+    def unit(self, head: Vector, width: int, flat: bool, dtype: Any) -> Vector:
+        """ω of the closing model: ω_0, and the unit matrix for `first`."""
+        unit = jnp.eye(width, dtype=dtype)
+        return Vector(_set(head.tree, self.path, unit[:, 0] if flat else unit))
 
     def inputs(self, x: Any, dtype: Any) -> Any:
         """Columns as the model takes them: pixels scaled, numbers as they are."""
@@ -184,39 +193,59 @@ class Conversation(NamedTuple):
     blocks: tuple[Block, ...]
 
 
+class Answered(NamedTuple):
+    """What of a round's messages comes to the server."""
+
+    closed: Closed
+    blocks: tuple[Block, ...]
+
+
 Close = Callable[[Vector, Batch], Any]
 
 
-def conversation(layout: Layout, split: Split, w: Vector, batch: Batch, close: Close) -> Conversation:
-    """A round for a batch of records; they are numbered by their place in it.
+def partial(x: Any, block: Any, clients: int) -> tuple[Partial, Any]:
+    """h_i of a client's own columns, and whether all of it fits the lattice."""
+    h, fits = to_lattice(x @ block, clients)
+    return Partial(h), fits
 
-    `close` maps the closing model's parameters and the batch with Σh for its features to the functions' values (K,).
-    """
+
+def closed(split: Split, head: Vector, h: Any, flat: bool, batch: Batch, close: Close) -> tuple[Closed, Feedback]:
+    """What the closer makes of Σh: `close` maps the closing model's ω and the batch with Σh for x to values (K,)."""
+
+    def closing(head: Vector, h: Any) -> Any:
+        return close(split.unit(head, h.shape[1], flat, h.dtype), batch._replace(x=h))
+
+    values, pull = jax.vjp(closing, head, h)
+    by_head, delta = jax.vmap(pull)(jnp.eye(values.shape[0], dtype=values.dtype))
+    return Closed(values, by_head), Feedback(delta)
+
+
+def block_of(x: Any, feedback: Feedback) -> Block:
+    """∂F_m/∂ω_i of a client's own columns."""
+    return Block(jnp.einsum("bp,kbh->kph", x, feedback.delta))
+
+
+def conversation(layout: Layout, split: Split, w: Vector, batch: Batch, close: Close) -> Conversation:
+    """A round for a batch of records; they are numbered by their place in it."""
     first, head = split.first(w), split.rest(w)
     dtype, numbers = first.dtype, jnp.arange(batch.y.shape[0])
     columns = [jnp.asarray(c, jnp.int32) for c in layout.columns]
     tasks = [Task(numbers, first[c], head if i == layout.closer else None) for i, c in enumerate(columns)]
     x = batch.x[numbers] if isinstance(batch.x, SparseRows) else batch.x
     held = [split.inputs(x[:, c], dtype) for c in columns]  # each client's own
-    sent = [to_lattice(x @ task.block, len(columns)) for x, task in zip(held, tasks, strict=True)]
-    partials = [Partial(h) for h, _ in sent]
+    sent = [partial(x, task.block, len(columns)) for x, task in zip(held, tasks, strict=True)]
+    partials = [one for one, _ in sent]
     h = total([one.h for one in partials], dtype)  # what the closer opens
-    h = jnp.where(jnp.stack([ok for _, ok in sent]).all(), h, jnp.nan)
-
-    def closing(head: Vector, h: Any) -> Any:
-        unit = jnp.eye(first.shape[1], dtype=dtype)
-        flat = _get(w.tree, split.path).ndim == 1
-        return close(Vector(_set(head.tree, split.path, unit[:, 0] if flat else unit)), batch._replace(x=h))
-
-    values, pull = jax.vjp(closing, head, h)
-    by_head, delta = jax.vmap(pull)(jnp.eye(values.shape[0], dtype=values.dtype))
-    blocks = [Block(jnp.einsum("bp,kbh->kph", x, delta)) for x in held]
-    return Conversation(tuple(tasks), tuple(partials), Closed(values, by_head), Feedback(delta), tuple(blocks))
+    h = jnp.where(jnp.stack([fits for _, fits in sent]).all(), h, jnp.nan)
+    answer, feedback = closed(split, head, h, split.flat(w), batch, close)
+    blocks = [block_of(x, feedback) for x in held]
+    return Conversation(tuple(tasks), tuple(partials), answer, feedback, tuple(blocks))
 
 
 def exchange(layout: Layout, split: Split, w: Vector, batch: Batch, close: Close) -> tuple[Any, Vector]:
     """What the server has after the round: the functions' values, and their gradients along a leading axis."""
-    said = conversation(layout, split, w, batch, close)
+    away = getattr(batch.x, "exchange", None)  # of columns that are elsewhere
+    said: Answered | Conversation = (away or conversation)(layout, split, w, batch, close)
     first, functions = split.first(w), said.closed.values.shape[0]
     whole = jnp.zeros((functions, *first.shape), first.dtype)
     for c, block in zip(layout.columns, said.blocks, strict=True):

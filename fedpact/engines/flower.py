@@ -386,10 +386,10 @@ class Away(Store):
         """A checkpoint is being written: nodes must keep these versions, and those of the one before it."""
         self.running["durable"] = [*self.running["durable"][-1:], dict(self.versions)]
 
-    def load(self, folder: Path, versions: Mapping[int, int], digests: Mapping[int, str]) -> Away:
+    def load(self, folder: Path, versions: Mapping[int, int], digests: Mapping[int, str] | None = None) -> Away:
         """The states that a checkpoint belongs to."""
         new = Away(self.make, self.running)
-        new.versions, new.digests = dict(versions), dict(digests)
+        new.versions, new.digests = dict(versions), dict(digests or {})
         self.running["durable"] = [dict(versions)]
         return new
 

@@ -7,19 +7,20 @@ problem and privacy plan; `digest` tells whether they do. The rows in it are sta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
-from fedpact.core.errors import DataError, InvalidArgument
+from fedpact.core.errors import DataError, require
 from fedpact.core.vertical import Layout
 from fedpact.data import Dataset, Federation
+from fedpact.data.features import VerticalFederation
 from fedpact.data.schema import Schema
 from fedpact.definition import Experiment
-from fedpact.engines.flower import FlowerEngine
+from fedpact.engines import FlowerEngine, PartiesEngine
 from fedpact.experiment import parts
 
 
@@ -28,7 +29,8 @@ class Description:
     """Of every client its name, its number of training rows, whether they are all zeros, and a mark of its data.
 
     `schema` says how cells become features, for everyone; `pixels` that features are bytes. Of data split by features
-    `layout` says who holds which columns, and who the labels.
+    `layout` says who holds which columns, and who the labels; `keys` are the parties' public keys; `unmatched` is what
+    they have beyond the records of all (`data.align`).
     """
 
     names: tuple[str, ...]
@@ -39,10 +41,15 @@ class Description:
     pixels: bool = False
     dataset: str = "federation"
     layout: Layout | None = None
+    keys: tuple[str, ...] = ()
+    unmatched: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for a message."""
-        more = {} if self.layout is None else {"layout": [list(map(list, self.layout.columns)), self.layout.closer]}
+        more: dict[str, Any] = {}
+        if self.layout is not None:
+            more = {"layout": [list(map(list, self.layout.columns)), self.layout.closer]}
+            more |= {"keys": list(self.keys), "unmatched": dict(self.unmatched)}
         return {
             "names": list(self.names),
             "sizes": list(self.sizes),
@@ -72,21 +79,26 @@ class Description:
                 bool(told["pixels"]),
                 str(told["dataset"]),
                 layout,
+                tuple(map(str, told.get("keys", ()))),
+                dict(told.get("unmatched", {})),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"description must be whole, got one that is damaged ({error!r}).") from None
 
     def federation(self) -> Federation:
         """A federation of stand-ins: everything is told but the rows."""
-        total, features, classes = sum(self.sizes), len(self.schema.columns), len(self.schema.classes)
+        features, classes = len(self.schema.columns), len(self.schema.classes)
+        total = sum(self.sizes) if self.layout is None else self.sizes[0]  # the parties' records are the same
         x = np.broadcast_to(np.zeros((), np.uint8 if self.pixels else np.float64), (total, features))
         y = np.arange(total) % classes if classes else np.zeros(total)  # every class there is
         dataset = Dataset(self.dataset, x, np.asarray(y, np.float64), self.schema)
-        rows = np.split(np.arange(total), np.cumsum(self.sizes)[:-1])
         told = f"{len(self.sizes)} nodes"
-        if self.layout is None:
-            return StandIn(dataset, tuple(rows), (), self.names, told, told=self)
-        raise InvalidArgument("data split by features have a federation of their own.")
+        if self.layout is not None:
+            everyone, blocks = ("all parties",), tuple(map(np.array, self.layout.columns))
+            parts = (blocks, self.names, self.layout.closer, self.unmatched)
+            return VerticalStandIn(dataset, (np.arange(total),), (), everyone, told, *parts, told=self)
+        rows = np.split(np.arange(total), np.cumsum(self.sizes)[:-1])
+        return StandIn(dataset, tuple(rows), (), self.names, told, told=self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,17 +115,37 @@ class StandIn(Federation):
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the clients' marks of their data, and of how cells become features."""
-        text = sha256(repr((self.told.names, self.told.sizes, self.told.marks)).encode())
-        text.update(repr(self.told.schema).encode())
-        return text.hexdigest()
+        return _digest_of(self.told)
+
+
+@dataclass(frozen=True, eq=False)
+class VerticalStandIn(VerticalFederation):
+    """A federation whose columns are elsewhere."""
+
+    told: Any = None
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the parties' marks of their columns, of how cells become features, and of who holds which."""
+        return sha256(f"{_digest_of(self.told)}:{tuple(self.layout)!r}".encode()).hexdigest()
+
+
+def _digest_of(told: Description) -> str:
+    text = sha256(repr((told.names, told.sizes, told.marks)).encode())
+    text.update(repr(told.schema).encode())
+    return text.hexdigest()
 
 
 def experiment_of(values: Mapping[str, Any], description: Description) -> tuple[Experiment, str | None]:
     """The experiment that a file describes, on these nodes; and its name. What the file says of data stays unused."""
     found = parts(values)
-    engine = found.run.pop("engine", None)
+    engine: Any = found.run.pop("engine", None)
     if not isinstance(engine, FlowerEngine):
         engine = FlowerEngine()
+    if description.layout is not None:
+        how, hint = getattr(found.algorithm, "collection", "two-step"), "Parties send no rows to the server."
+        require(how == "two-step", "collection", '"two-step" in a federation', how, hint=hint)
+        engine = PartiesEngine.of(engine)
     federation = description.federation()
     options: dict[str, Any] = {"stop": found.stop, "privacy": found.private, "engine": engine, **found.run}
     return Experiment(found.algorithm, found.problem, federation, **options), found.name

@@ -8,7 +8,7 @@
 
 Its folder, for one run:
 
-    run.bin               what `prepare` and `join` told, to go on by after a crash
+    prepare.bin, join.bin what was told at the start, to go on by after a crash
     000002-000000007.bin  the state of client 2 in version 7 (`core.store`): whole or absent
     answer.bin            the last answer to a step, by the digest of its question: asked again, it is given again,
                           so that noise is drawn once and an upload is the same however often it is sent
@@ -47,28 +47,43 @@ from fedpact.engines.flower import FlowerEngine
 from fedpact.flower import sources
 from fedpact.flower.coding import only_summed
 from fedpact.flower.described import Description, experiment_of
+from fedpact.flower.joined import Joined
 from fedpact.flower.masked import Book, KeysLost, Rules, Summands, rules_of
+from fedpact.flower.vertical import PartyAtNode, coded
 from fedpact.privacy.budget import Budget
 from fedpact.privacy.ledger import Ledger
 
 KEY = "node.key"
+#: How many runs a node has in memory at most; the others are on its disk.
+SESSIONS = 8
 
 
 class StateLost(CheckpointError):
     """The node has not the state that the server knows it by."""
 
 
+class Session:
+    """What a node has of one server's run: several may be under way."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.source: sources.Source | None = None
+        self.own: Any = None  # a Federation of one client, with its real rows; or a party's columns
+        self.run: Any = None  # RunAtNode, or PartyAtNode of data split by features
+        self.party: dict[str, Any] | None = None
+        self.summands = Summands()  # of masked sums under way
+        self.rules: Rules | None = None  # of masked sums before the run
+
+
 class Node:
-    """One client: its configuration, its folder, and the run it takes part in."""
+    """One client: its configuration, its folder, and the runs it takes part in."""
 
     def __init__(self, config: Mapping[str, Any], folder: Path) -> None:
         self.config, self.folder = dict(config), Path(folder)
         make_folder(self.folder)
         self.key = self._own_key()
-        self.source: sources.Source | None = None
-        self.run: RunAtNode | None = None
-        self.summands = Summands()
-        self.rules: Rules | None = None  # of masked sums before the run
+        self.sessions: dict[str, Session] = {}
+        self.at = Session("")  # whose question is being answered
 
     def _own_key(self) -> bytes:
         """A secret of the node's own: marks of its data are keyed by it."""
@@ -88,6 +103,7 @@ class Node:
         """The answer to a question, as bytes; a failure is an answer too, a sentence."""
         try:
             message = unpack(content)
+            self.at = self._session(str(message.values.get("server", "")))
             handler = getattr(self, f"on_{message.kind}", None)
             if handler is None:
                 raise Refused(f"question must be one that a node answers, got {message.kind!r}.")
@@ -106,6 +122,18 @@ class Node:
             sentence = f"{type(error).__name__}: {error}"
             return Message("error", {"why": "failed", "sentence": sentence}).pack()
 
+    def _session(self, name: str) -> Session:
+        found = self.sessions.pop(name, None) or Session(name)
+        self.sessions[name] = found  # the newest last
+        while len(self.sessions) > SESSIONS:
+            del self.sessions[next(iter(self.sessions))]
+        return found
+
+    @property
+    def own(self) -> Any:
+        """The rows, as this session has agreed on them."""
+        return self.at.own
+
     # Before the run
 
     def on_several(self, message: Message) -> bytes:
@@ -122,9 +150,9 @@ class Node:
         client = self.config.get("client")
         told: dict[str, Any] = {"name": self.name, "client": client if isinstance(client, int) else None}
         if "experiment" in message.values:
-            self.source = sources.own_source(self.config, message.values["experiment"])
-            self.rules = rules_of(message.values["experiment"])
-            told["survey"] = dict(self.source.survey())
+            self.at.source = sources.own_source(self.config, message.values["experiment"])
+            self.at.rules = rules_of(message.values["experiment"])
+            told["survey"] = dict(self.at.source.survey())
         return Message("hello", told).pack()
 
     def on_moments(self, message: Message) -> bytes:
@@ -133,44 +161,46 @@ class Node:
         columns = [Column(**{**c, "categories": tuple(c["categories"])}) for c in message.values["columns"]]
         mean = message.arrays[0] if message.arrays else None
         sums = self._source().moments(columns, mean)
-        if self.rules is not None:
-            return Message("moments", self.summands.put(self.rules, "moments", message, client, sums)).pack()
+        if self.at.rules is not None:
+            return Message("moments", self.at.summands.put(self.at.rules, "moments", message, client, sums)).pack()
         return Message("moments", {}, sums).pack()
 
     def _source(self) -> sources.Source:
-        if self.source is None:
-            raise Refused("question must come after a survey, got one before it. The node was started again: ask anew.")
-        return self.source
+        if self.at.source is None:
+            raise Refused("question must come after a hello, got one before it. The node was started again: ask anew.")
+        return self.at.source
 
     def on_coded(self, message: Message) -> bytes:
         """Code and scale the rows as agreed, and tell what of them everyone must know."""
+        if "party" in message.values:
+            return coded(self, message)
         from fedpact.data.schema import Schema
 
         source = self._source()
         source.client = int(message.values["client"])
         own = source.federation(Schema.from_dict(message.values["schema"]), self.name)
-        self.own = own
+        self.at.own = own
         size, blank = int(own.sizes[0]), bool(own.blank)
         return Message("coded", {"rows": size, "blank": blank, "mark": sources.mark_of(own, self.key)}).pack()
 
     def on_prepare(self, message: Message) -> bytes:
         """The whole experiment: make it, check it with the own rows, and be ready for its rounds."""
-        run = RunAtNode(self, message)
+        run = (PartyAtNode if "layout" in message.values["description"] else RunAtNode)(self, message)
         if run.experiment.digest() != message.values["digest"]:
             raise Refused(
                 f"experiment made by node {self.name!r} must be the server's, got another. Install the same version of "
                 "fedpact everywhere."
             )
-        run.keep()
-        self.run = run
+        run.keep(self.at.name)
+        self.at.run = run
         return Message("prepare", {}).pack()
 
     # Rounds
 
-    def _run(self) -> RunAtNode:
-        if self.run is None:
-            self.run = RunAtNode.again(self)
-        return self.run
+    def _run(self) -> Any:
+        if self.at.run is None:
+            self.at.run = RunAtNode.again(self)
+        return self.at.run
 
     def on_join(self, message: Message) -> bytes:
         """Where the run starts; the hello."""
@@ -186,15 +216,36 @@ class Node:
 
     def on_mask_shares(self, message: Message) -> bytes:
         """A masked sum goes on: shares of this node's secrets."""
-        return self.summands.answer(message)
+        return self.at.summands.answer(message)
 
     def on_mask_words(self, message: Message) -> bytes:
         """Its vector, under masks."""
-        return self.summands.answer(message)
+        return self.at.summands.answer(message)
 
     def on_mask_reveal(self, message: Message) -> bytes:
         """Shares that open the sum."""
-        return self.summands.answer(message)
+        return self.at.summands.answer(message)
+
+    # Data split by features
+
+    def on_align(self, message: Message) -> bytes:
+        """A step of finding the records that all parties have."""
+        source = self._source()
+        if not isinstance(source, Joined):
+            raise Refused(f"node {self.name!r} must have a CSV file with ids to be aligned, got another source.")
+        return source.align(self.name, message)
+
+    def on_partial(self, message: Message) -> bytes:
+        """Partial sums."""
+        return self._run().partial(message)
+
+    def on_close(self, message: Message) -> bytes:
+        """The closer's part of an exchange."""
+        return self._run().close(message)
+
+    def on_block(self, message: Message) -> bytes:
+        """The own block of the gradient."""
+        return self._run().block(message)
 
     def on_finish(self, message: Message) -> bytes:
         """The run is over."""
@@ -233,23 +284,25 @@ class RunAtNode:
         self.joined: Message | None = None
         self._shapes: dict[str, Any] = {}
 
-    def keep(self) -> None:
+    def keep(self, session: str) -> None:
         """On the disk: which run it is, and what was told of it."""
         write_atomic(self.folder / "prepare.bin", self.told.pack())
-        write_atomic(self.node.folder / "current", str(self.told.values["run"]).encode())
+        sources.remember(self.node.folder, session, str(self.told.values["run"]))
 
     @classmethod
-    def again(cls, node: Node) -> RunAtNode:
+    def again(cls, node: Node) -> RunAtNode | PartyAtNode:
         """After a crash: from what was told before."""
-        current = node.folder / "current"
-        if not current.is_file():
+        run_name = sources.remembered(node.folder, node.at.name)
+        if run_name is None:
             raise Refused("question must come after the node was prepared, got one before it. Start the run again.")
-        folder = node.folder / f"run-{current.read_text()}"
+        folder = node.folder / f"run-{run_name}"
         told = unpack((folder / "prepare.bin").read_bytes(), "prepare")
-        node.source = sources.own_source(node.config, told.values["experiment"])
-        node.source.client = int(told.values["client"])
+        if "layout" in told.values["description"]:
+            return PartyAtNode.again(node, told, folder)
+        source = sources.own_source(node.config, told.values["experiment"])
+        source.client = int(told.values["client"])
         description = Description.from_dict(told.values["description"])
-        node.own = node.source.federation(description.schema, node.name)
+        node.at.source, node.at.own = source, source.federation(description.schema, node.name)
         if sources.mark_of(node.own, node.key) != description.marks[int(told.values["client"])]:
             raise InvalidArgument(
                 f"rows of node {node.name!r} must be those the run began with, got others. Put them back, or start a "
@@ -287,7 +340,7 @@ class RunAtNode:
     def _put(self, purpose: str, message: Message, arrays: Sequence[np.ndarray], largest: float = math.inf) -> Any:
         """Keep these for a masked sum, and tell what it needs."""
         book = Book(self.folder, purpose, _identity(message))
-        return self.node.summands.put(self.rules, purpose, message, self.client, arrays, book, largest)
+        return self.node.at.summands.put(self.rules, purpose, message, self.client, arrays, book, largest)
 
     def _begin(self) -> Any:
         if self.joined is None:
@@ -452,7 +505,7 @@ def _digest_of(path: Path) -> str | None:
 
 def _identity(question: Message) -> str:
     """What a question asks, whatever it adds about which states to keep, and about the sum the answer goes into."""
-    values = {name: value for name, value in question.values.items() if name not in ("keep", "sum")}
+    values = {name: value for name, value in question.values.items() if name not in ("keep", "server", "sum")}
     text = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     for array in question.arrays:
         text.update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())

@@ -16,10 +16,12 @@ from fedpact.algorithms import ALGORITHMS
 from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArgument, require
 from fedpact.core.wire import Message, Refused
 from fedpact.definition import Experiment, loop_of, start_of
-from fedpact.engines.flower import FlowerEngine, Link
+from fedpact.engines import FlowerEngine, PartiesEngine
+from fedpact.engines.flower import Link
 from fedpact.flower.agreement import Add, agreed_schema
 from fedpact.flower.described import Description, experiment_of
 from fedpact.flower.masked import Rules, Sums, rules_of
+from fedpact.flower.vertical import agreed, is_split
 from fedpact.run import Run, execute
 
 log = logging.getLogger("fedpact")
@@ -57,6 +59,8 @@ def _ask(
 def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patience: float = 600.0) -> Description:
     """What everyone knows of everyone's data."""
     names, everyone = list(link.names), range(len(link.names))
+    if is_split(surveys):
+        return agreed(values, names, surveys, lambda questions: _ask(link, questions, patience), link.tell)
     parts = len(surveys[0].get("names", names))
     hint = "Start one for each, or change clients."
     require(parts == len(names), "nodes", f"the {parts} clients of [split]", len(names), hint=hint)
@@ -124,13 +128,15 @@ def prepare(
     description = agree(values, link, surveys, patience)
     experiment, name = experiment_of(values, description)
     engine = experiment.engine
-    assert isinstance(engine, FlowerEngine)
+    assert isinstance(engine, FlowerEngine | PartiesEngine)
     place, digest = "" if folder is None else str(folder.resolve()), experiment.digest()
     run = hashlib.sha256(json.dumps([place, digest]).encode()).hexdigest()[:16]
-    sums = _sums(experiment, link, run) if engine.secure else None
     told = {"experiment": dict(values), "description": description.to_dict(), "run": run, "digest": digest}
     link.tell({i: Message("prepare", {**told, "client": i}) for i in range(len(link.names))})
-    engine.over(link, sums)
+    if isinstance(engine, PartiesEngine):
+        engine.over(link)
+    else:
+        engine.over(link, _sums(experiment, link, run) if engine.secure else None)
     return experiment, name
 
 

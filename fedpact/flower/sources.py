@@ -14,13 +14,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
 
 from fedpact import data
 from fedpact.core.errors import DataError, InvalidArgument, require, unknown
+from fedpact.core.files import make_folder, write_atomic
 from fedpact.data import Dataset, Federation
 from fedpact.data.federation import set_aside
 from fedpact.data.schema import Column, Schema, code_rows, line_of
@@ -49,6 +50,10 @@ def own_source(config: Mapping[str, Any], values: Mapping[str, Any]) -> Source:
     both = "csv" in config and "loader" in config
     require(not both, "node configuration", "with csv or loader, not both", "both", hint="Leave one out.")
     table, split = dict(values.get("data", {})), dict(values.get("split", {}))
+    if "csv" in config and "on" in table:  # columns of records that others have too
+        from fedpact.flower.joined import Joined  # which is a source
+
+        return Joined(str(config["csv"]), table, split)
     if "csv" in config:
         return Table(str(config["csv"]), table, split)
     if "loader" in config:
@@ -56,10 +61,40 @@ def own_source(config: Mapping[str, Any], values: Mapping[str, Any]) -> Source:
     return Part(values)
 
 
+class Columns(NamedTuple):
+    """A party's own columns of the records that are trained on, and the labels where it has them: nobody else's."""
+
+    x: Any
+    y: np.ndarray | None
+
+    @property
+    def records(self) -> int:
+        """N."""
+        return self.x.shape[0]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the numbers."""
+        x = (self.x.data, self.x.indices, self.x.indptr) if scipy.sparse.issparse(self.x) else (self.x,)
+        text = hashlib.sha256(repr((self.x.shape, self.x.dtype.str, self.y is None)).encode())
+        for array in (*x, *(() if self.y is None else (self.y,))):
+            text.update(np.ascontiguousarray(array).tobytes())
+        return text.hexdigest()
+
+
+def place_among(parties: Sequence[str], name: str, client: int) -> int:
+    """Which of a split's parties a node is: by its name, or by its number."""
+    return list(parties).index(name) if name in parties else client
+
+
 class Source:
-    """A node's rows before anything is agreed; `client` is its number, once it has one."""
+    """A node's rows before anything is agreed; `client` is its number, once it has one.
+
+    Of data split by features `kept` are the rows of its file that all parties have, in their common order.
+    """
 
     client = 0
+    kept: Sequence[int] = ()
 
     def survey(self) -> Survey:
         """Columns, categories, values of the target."""
@@ -86,6 +121,10 @@ class Source:
     def federation(self, schema: Schema, name: str) -> Federation:
         """One client's federation, of its real rows."""
         raise NotImplementedError
+
+    def columns(self, name: str, plan: Mapping[str, Any]) -> tuple[Columns, dict[str, Any]]:
+        """Of data split by features: the party's own columns, and what of them goes into everyone's schema."""
+        raise InvalidArgument("rows of a node must have ids to be joined with others' columns, got none. Give it csv.")
 
 
 class _Raw(Source):
@@ -241,7 +280,7 @@ class Part(Source):
     """The node's share of the experiment's own dataset, for demonstrations and tests: everyone could load it all."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self.whole = federation_of(values)
+        self.whole: Any = federation_of(values)
 
     def survey(self) -> Survey:
         """The schema is the dataset's: there is nothing to agree on."""
@@ -255,8 +294,6 @@ class Part(Source):
     def federation(self, schema: Schema, name: str) -> Federation:
         """The rows of client number `client`."""
         whole = self.whole
-        if hasattr(whole, "layout"):
-            return whole
         ok = self.client < whole.clients
         require(ok, "client", f"a number below the split's {whole.clients} clients", self.client)
         rows, aside = whole.rows[self.client], whole.held_out[self.client]
@@ -264,8 +301,36 @@ class Part(Source):
         own, rest = np.arange(len(rows)), np.arange(len(rows), len(rows) + len(aside))
         return Federation(both, (own,), (rest,), (name,), "a part of the experiment's data")
 
+    def columns(self, name: str, plan: Mapping[str, Any]) -> tuple[Columns, dict[str, Any]]:
+        """The columns that the split gives this party; nothing else of the dataset is kept."""
+        layout, dataset, (rows,) = self.whole.layout, self.whole.dataset, self.whole.rows
+        place = place_among(layout.names, name, self.client)
+        ok = place < len(layout.columns)
+        require(ok, "client", f"a number below the split's {len(layout.columns)} parties", self.client)
+        x = dataset.x[rows][:, list(layout.columns[place])]
+        y = dataset.y[rows] if place == layout.closer else None
+        self.whole = None
+        return Columns(x, y), {}
 
-def mark_of(federation: Federation, key: bytes) -> str:
+
+def _session_file(folder: Path, session: str) -> Path:
+    """Names come from the network: hashed, they are no paths."""
+    return folder / "sessions" / hashlib.sha256(session.encode()).hexdigest()[:32]
+
+
+def remember(folder: Path, session: str, run: str) -> None:
+    """Write down, at a node, which run a server's session is of."""
+    make_folder(folder / "sessions")
+    write_atomic(_session_file(folder, session), run.encode())
+
+
+def remembered(folder: Path, session: str) -> str | None:
+    """Which run it is, after a crash."""
+    path = _session_file(folder, session)
+    return path.read_text() if path.is_file() else None
+
+
+def mark_of(federation: Federation | Columns, key: bytes) -> str:
     """A mark of a node's data that tells others only whether they are the same as before: keyed, so nobody can try."""
     return hmac.new(key, federation.digest.encode(), hashlib.sha256).hexdigest()[:32]
 

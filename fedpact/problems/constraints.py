@@ -327,8 +327,9 @@ class Constrained:
         return jax.grad(self.value)(w, batch)
 
     def counts(self, w: Vector, batch: Batch) -> dict[str, Any]:
-        """Rows, and rows classified right."""
-        return self.model.counts(w, batch)
+        """Rows, and rows classified right; of columns that are elsewhere, what was told of them."""
+        told = getattr(batch.x, "counts", None)
+        return self.model.counts(w, batch) if told is None else told()
 
     @property
     def _normed(self) -> bool:

@@ -42,7 +42,12 @@ def optimum(problem: Any, federation: Any) -> Optimum:
 
 
 def least(problem: Any, federation: Any) -> float | None:
-    """The minimum for a report, where the problem is convex, the solution quick and exact; None elsewhere."""
+    """The minimum for a report, where the problem is convex, the solution quick and exact; None elsewhere.
+
+    None, too, where rows are at nodes of their own.
+    """
+    if getattr(federation, "told", None) is not None:
+        return None
     if type(problem) not in (Logistic, LeastSquares) or federation.sizes.sum() * federation.features**2 > CHEAP:
         return None
     found = optimum(problem, federation)

@@ -34,8 +34,13 @@ def exchanged(
     layout: Layout, split: Split, task: Constrained, w: Vector, rows: Batch, tally: Any
 ) -> tuple[Any, Vector]:
     """Every function's mean over these records and its gradient, by the round's messages."""
-    closing = dataclasses.replace(task, model=split.closing(split.first(w).shape[1]))
-    return exchange(layout, split, w, rows, lambda v, batch: closing.means(v, batch, tally))
+    own = closing(split, task, split.first(w).shape[1])
+    return exchange(layout, split, w, rows, lambda v, batch: own.means(v, batch, tally))
+
+
+def closing(split: Split, task: Constrained, width: int) -> Constrained:
+    """The problem that the closer has: Σh, of this width, for its features."""
+    return dataclasses.replace(task, model=split.closing(width))
 
 
 def check_exchange(settings: Any) -> None:

@@ -1,0 +1,135 @@
+"""CSV files at parties, joined by ids that nobody shows."""
+
+from __future__ import annotations
+
+import logging
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+from helpers_parties import Changing, assert_same, simulated
+
+from fedpact.core.errors import ClientError, DataError
+from fedpact.core.wire import Message
+from fedpact.flower.links import Direct
+from fedpact.flower.node import Node
+from fedpact.flower.server import federate
+
+PARTIES = ("lab", "shop", "ward")
+
+
+def written(folder: Path, labels_only: bool = False) -> dict[str, str]:
+    """Three files of overlapping patients, each in an order of its own; two of them have an age."""
+    rng = np.random.default_rng(5)
+    sugar, iron, spent = rng.normal(size=(3, 80)).round(4)
+    rows = {
+        "lab": [("id", "sugar", "iron")] + [(f"pat-{i}", sugar[i], iron[i]) for i in rng.permutation(80)[:74]],
+        "shop": [("id", "spent", "kind", "age")]
+        + [(f"pat-{i}", spent[i], "abc"[i % 3], i % 40) for i in rng.permutation(80)],
+        "ward": [("id", "age", "outcome")]
+        + [(f"pat-{i}", 30 + i % 50, "sick" if sugar[i] + spent[i] > 0 else "well") for i in rng.permutation(80)[:76]],
+    }
+    if labels_only:
+        rows["ward"] = [(row[0], row[2]) for row in rows["ward"]]
+    for name, table in rows.items():
+        (folder / f"{name}.csv").write_text("".join(",".join(map(str, row)) + "\n" for row in table))
+    return {name: str(folder / f"{name}.csv") for name in rows}
+
+
+def tables(files: dict[str, str] | None, **data: object) -> dict[str, object]:
+    data = {"on": "id", "target": "outcome", "unmatched": "drop", "categorical": ["kind"], "coding": "onehot"} | data
+    return {
+        "data": data | ({"csv": files} if files else {}),
+        "split": {"holdout": 0.2, "seed": 1},
+        "problem": {"name": "logistic", "l2": 0.0, "intercept": True},
+        "algorithm": {"name": "vertical_sgd", "batch": 20},
+        "run": {"rounds": 5, "seed": 0} | ({} if files else {"engine": "flower"}),
+    }
+
+
+def nodes_of(files: dict[str, str], folder: Path) -> list[Node]:
+    return [Node({"csv": path}, folder / name) for name, path in files.items()]
+
+
+@pytest.mark.parametrize("labels_only", [False, True])
+def test_the_history_is_that_of_files_joined_in_the_clear(labels_only, tmp_path):
+    files = written(tmp_path, labels_only)
+    ours = federate(tables(None), Direct(nodes_of(files, tmp_path)))
+    theirs = simulated(tables(files))
+    assert_same(ours, theirs)
+    assert [c.name for c in ours.model.schema.columns] == [c.name for c in theirs.model.schema.columns]
+    np.testing.assert_allclose(ours.model.schema.scale, theirs.model.schema.scale, rtol=1e-14)
+    assert ours.model.schema.classes == theirs.model.schema.classes == ("sick", "well")
+    counts = {name: (said["records"], said["kept"]) for name, said in ours.config["data"]["parties"].items()}
+    assert counts == {name: (said["records"], said["kept"]) for name, said in theirs.config["data"]["parties"].items()}
+    assert any("left out" in notice for notice in ours.notices)
+
+
+def test_no_id_crosses_and_no_hash_of_one(tmp_path):
+    files = written(tmp_path)
+    link = Direct(nodes_of(files, tmp_path))
+    link.record = True
+    federate(tables(None), link)
+    crossed = b"".join(link.sent)
+    assert b"pat-" not in crossed
+    assert not any(sha256(f"pat-{i}".encode()).digest() in crossed for i in range(80))
+
+
+def test_a_node_that_is_started_again_has_the_same_records(tmp_path):
+    files = written(tmp_path)
+    asked = []
+
+    def restart(i: int, message: Message) -> Message:
+        asked.append(message.kind)
+        if message.kind == "partial" and len(asked) % 4 == 0:
+            link.nodes[i] = Node({"csv": files[PARTIES[i]]}, tmp_path / PARTIES[i])
+        return message
+
+    link = Changing(nodes_of(files, tmp_path), restart)
+    assert_same(federate(tables(None), link), simulated(tables(files)))
+
+
+def test_records_that_a_party_lacks_are_refused_with_counts(tmp_path):
+    link = Direct(nodes_of(written(tmp_path), tmp_path))
+    with pytest.raises(DataError, match=r"ids that others lack: lab 4 of 74; shop 10 of 80; ward 6 of 76") as told:
+        federate(tables(None, unmatched="refuse"), link)
+    assert "pat-" not in str(told.value)
+
+
+def test_files_without_a_common_id_are_refused(tmp_path):
+    files = written(tmp_path)
+    path = Path(files["lab"])
+    path.write_text(path.read_text().replace("pat-", "x"))
+    with pytest.raises(DataError, match="files must share ids, got none"):
+        federate(tables(None), Direct(nodes_of(files, tmp_path)))
+
+
+def test_an_id_that_occurs_twice_is_told_to_the_node_alone(tmp_path, caplog):
+    files = written(tmp_path)
+    path = Path(files["lab"])
+    path.write_text(path.read_text() + path.read_text().splitlines()[3] + "\n")
+    with caplog.at_level(logging.ERROR), pytest.raises(ClientError, match="ids must be in every row") as told:
+        federate(tables(None), Direct(nodes_of(files, tmp_path)))
+    assert "pat-" not in str(told.value)
+    assert "must occur once" in caplog.text
+
+
+def test_columns_and_targets_are_found_as_in_the_simulation(tmp_path):
+    files = written(tmp_path)
+    with pytest.raises(DataError, match="must be in one party's file, got it in the file of 'shop' and"):
+        federate(tables(None, target="age"), Direct(nodes_of(files, tmp_path)))
+    with pytest.raises(KeyError, match="drop must be one of"):
+        federate(tables(None, drop="agee"), Direct(nodes_of(files, tmp_path)))
+    with pytest.raises(DataError, match="'lab' must have a feature"):
+        federate(tables(None, drop=["sugar", "iron"]), Direct(nodes_of(files, tmp_path)))
+
+
+def test_nodes_of_rows_among_nodes_of_columns_are_refused(tmp_path):
+    files = written(tmp_path)
+    nodes = [*nodes_of(files, tmp_path)[1:], Node({"name": "lab"}, tmp_path / "other")]
+    with pytest.raises((ClientError, DataError)):
+        federate(tables(None), Direct(nodes))
