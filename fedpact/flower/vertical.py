@@ -10,7 +10,8 @@
 Keys are X25519 (`secure.primitives`). From each pair's secret come, for every exchange, a key that seals and one that
 masks; both are bound to the run, the records and ω. Parties other than the closer mask their sums for one another: the
 closer's own never leave it, and a mask that it knows would hide nothing from it. The server relays all of it and opens
-nothing. It also hands everyone the public keys: that it hands on the true ones is assumed, as in docs/secure.md.
+nothing. It follows the protocol, as docs/secure.md assumes: it hands on the public keys that it was given, and marks
+exchanges at another ω by another mark, so that no mask is used for two sums.
 """
 
 from __future__ import annotations
