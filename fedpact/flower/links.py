@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,20 +19,25 @@ class Telling:
     """What is to be delivered before a node's next question, with it."""
 
     def __init__(self) -> None:
+        self.session = secrets.token_hex(16)  # nodes tell runs apart by it
         self._told: dict[int, list[bytes]] = {}
 
     def tell(self, questions: Mapping[int, Message]) -> None:
         """See `engines.flower.Link`."""
         for client, message in questions.items():
-            self._told.setdefault(client, []).append(message.pack())
+            self._told.setdefault(client, []).append(self._of_session(message))
+
+    def _of_session(self, message: Message) -> bytes:
+        return message._replace(values={**message.values, "session": self.session}).pack()
 
     def packed(self, client: int, message: Message) -> bytes:
         """The question, with what was to be told before it."""
         before = self._told.pop(client, [])
-        content = message.pack()
+        content = self._of_session(message)
         if not before:
             return content
-        return Message("several", {}, [np.frombuffer(one, np.uint8) for one in (*before, content)]).pack()
+        several = [np.frombuffer(one, np.uint8) for one in (*before, content)]
+        return Message("several", {"session": self.session}, several).pack()
 
 
 class Direct(Telling):

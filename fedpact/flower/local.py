@@ -36,6 +36,8 @@ NO_INSTALL = "--disable-runtime-dependency-installation"
 #: In the environment of every process that is started here and of all that they start: how they are found again.
 MARK = "FEDPACT_FEDERATION"
 YEARS = 2
+#: Seconds until a run that was submitted must have a server app, and without one until it counts as lost.
+STARTING, GONE = 30.0, 3.0
 PYPROJECT = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -359,31 +361,26 @@ class Local:
         until = time.monotonic() + seconds
         failure = Path(f"{run}.error")
         failure.unlink(missing_ok=True)
-        number = self.submit(experiment, run)
-        rounds = -1
-        while not (run / "result.json").is_file() or self._unfinished(number):
+        self.submit(experiment, run)
+        rounds, gone = -1, time.monotonic() + STARTING
+        while True:
+            rounds = _shown(run, rounds, say)
+            serving = bool(self.processes_of("superlink", "flwr-serverapp"))
             if failure.is_file():
                 raise ClientError(failure.read_text().strip())
+            if (run / "result.json").is_file() and not serving:
+                return
             if time.monotonic() > until:
                 raise ClientError(f"run must end within {seconds:g} s, got no end. Run it again: it is resumed.")
             for name in self.mend():
                 say(f"{name} was lost and started again")
-            rounds = _shown(run, rounds, say)
-            if self._ended(number) and not (run / "result.json").is_file() and not failure.is_file():
+            if serving:
+                gone = time.monotonic() + GONE
+            elif time.monotonic() > gone:
                 say("the server app was lost; the run is resumed")
-                number = self.submit(experiment, run)
-            time.sleep(1)
-        _shown(run, rounds, say)
-
-    def _ended(self, number: int) -> bool:
-        """Whether the server app of a run is gone: by Flower's word, or because no such process is there."""
-        status = self.status(number)
-        if status.startswith("finished"):
-            return True
-        return status == "running" and not self.processes_of("superlink", "flwr-serverapp")
-
-    def _unfinished(self, number: int) -> bool:
-        return bool(self.processes_of("superlink", "flwr-serverapp"))
+                self.submit(experiment, run)
+                gone = time.monotonic() + STARTING
+            time.sleep(0.5)
 
     def processes_of(self, name: str | None = None, word: str = "") -> list[int]:
         """What runs for one of the processes started here, or for all; with `word` in its command."""

@@ -7,7 +7,7 @@
 
 Its folder, for one run:
 
-    run.bin               what `prepare` and `join` told, to go on by after a crash
+    prepare.bin, join.bin what was told at the start, to go on by after a crash
     000002-000000007.bin  the state of client 2 in version 7 (`core.store`): whole or absent
     answer.bin            the last answer to a step, by the digest of its question: asked again, it is given again,
                           so that noise is drawn once and an upload is the same however often it is sent
@@ -48,22 +48,34 @@ from fedpact.privacy.budget import Budget
 from fedpact.privacy.ledger import Ledger
 
 KEY = "node.key"
+#: How many runs a node has in memory at most; the others are on its disk.
+SESSIONS = 8
 
 
 class StateLost(CheckpointError):
     """The node has not the state that the server knows it by."""
 
 
+class Session:
+    """What a node has of one server's run: several may be under way."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.source: sources.Source | None = None
+        self.own: Any = None  # a Federation of one client, with its real rows
+        self.run: RunAtNode | PartyAtNode | None = None
+        self.party: dict[str, Any] | None = None  # of data split by features: the private key, and how columns are made
+
+
 class Node:
-    """One client: its configuration, its folder, and the run it takes part in."""
+    """One client: its configuration, its folder, and the runs it takes part in."""
 
     def __init__(self, config: Mapping[str, Any], folder: Path) -> None:
         self.config, self.folder = dict(config), Path(folder)
         make_folder(self.folder)
         self.key = self._own_key()
-        self.source: sources.Source | None = None
-        self.run: Any = None  # RunAtNode, or PartyAtNode of data split by features
-        self.party: dict[str, Any] | None = None
+        self.sessions: dict[str, Session] = {}
+        self.at = Session("")  # whose question is being answered
 
     def _own_key(self) -> bytes:
         """A secret of the node's own: marks of its data are keyed by it."""
@@ -83,6 +95,7 @@ class Node:
         """The answer to a question, as bytes; a failure is an answer too, a sentence."""
         try:
             message = unpack(content)
+            self.at = self._session(str(message.values.get("session", "")))
             handler = getattr(self, f"on_{message.kind}", None)
             if handler is None:
                 raise Refused(f"question must be one that a node answers, got {message.kind!r}.")
@@ -98,6 +111,23 @@ class Node:
         ) as error:  # a defect, of fedpact's or of the user's model: told by its kind, the rest is logged
             sentence = f"{type(error).__name__}: {error}"
             return Message("error", {"why": "failed", "sentence": sentence}).pack()
+
+    def _session(self, name: str) -> Session:
+        found = self.sessions.pop(name, None) or Session(name)
+        self.sessions[name] = found  # the newest last
+        while len(self.sessions) > SESSIONS:
+            del self.sessions[next(iter(self.sessions))]
+        return found
+
+    def remember(self, session: str, run: str) -> None:
+        """On the disk: which run a session is of."""
+        make_folder(self.folder / "sessions")
+        write_atomic(_session_file(self, session), run.encode())
+
+    @property
+    def own(self) -> Any:
+        """The rows, as this session has agreed on them."""
+        return self.at.own
 
     # Before the run
 
@@ -115,8 +145,8 @@ class Node:
         client = self.config.get("client")
         told: dict[str, Any] = {"name": self.name, "client": client if isinstance(client, int) else None}
         if "experiment" in message.values:
-            self.source = sources.own_source(self.config, message.values["experiment"])
-            told["survey"] = dict(self.source.survey())
+            self.at.source = sources.own_source(self.config, message.values["experiment"])
+            told["survey"] = dict(self.at.source.survey())
         return Message("hello", told).pack()
 
     def on_moments(self, message: Message) -> bytes:
@@ -127,9 +157,9 @@ class Node:
         return Message("moments", {}, self._source().moments(columns, mean)).pack()
 
     def _source(self) -> sources.Source:
-        if self.source is None:
-            raise Refused("question must come after a survey, got one before it. The node was started again: ask anew.")
-        return self.source
+        if self.at.source is None:
+            raise Refused("question must come after a hello, got one before it. The node was started again: ask anew.")
+        return self.at.source
 
     def on_coded(self, message: Message) -> bytes:
         """Code and scale the rows as agreed, and tell what of them everyone must know."""
@@ -140,7 +170,7 @@ class Node:
         source = self._source()
         source.client = int(message.values["client"])
         own = source.federation(Schema.from_dict(message.values["schema"]), self.name)
-        self.own = own
+        self.at.own = own
         size, blank = int(own.sizes[0]), bool(own.blank)
         return Message("coded", {"rows": size, "blank": blank, "mark": sources.mark_of(own, self.key)}).pack()
 
@@ -152,16 +182,16 @@ class Node:
                 f"experiment made by node {self.name!r} must be the server's, got another. Install the same version of "
                 "fedpact everywhere."
             )
-        run.keep()
-        self.run = run
+        run.keep(self.at.name)
+        self.at.run = run
         return Message("prepare", {}).pack()
 
     # Rounds
 
     def _run(self) -> Any:
-        if self.run is None:
-            self.run = RunAtNode.again(self)
-        return self.run
+        if self.at.run is None:
+            self.at.run = RunAtNode.again(self)
+        return self.at.run
 
     def on_join(self, message: Message) -> bytes:
         """Where the run starts; the hello."""
@@ -230,25 +260,25 @@ class RunAtNode:
         self.joined: Message | None = None
         self._shapes: dict[str, Any] = {}
 
-    def keep(self) -> None:
+    def keep(self, session: str) -> None:
         """On the disk: which run it is, and what was told of it."""
         write_atomic(self.folder / "prepare.bin", self.told.pack())
-        write_atomic(self.node.folder / "current", str(self.told.values["run"]).encode())
+        self.node.remember(session, str(self.told.values["run"]))
 
     @classmethod
     def again(cls, node: Node) -> RunAtNode | PartyAtNode:
         """After a crash: from what was told before."""
-        current = node.folder / "current"
+        current = _session_file(node, node.at.name)
         if not current.is_file():
             raise Refused("question must come after the node was prepared, got one before it. Start the run again.")
         folder = node.folder / f"run-{current.read_text()}"
         told = unpack((folder / "prepare.bin").read_bytes(), "prepare")
         if "layout" in told.values["description"]:
             return PartyAtNode.again(node, told, folder)
-        node.source = sources.own_source(node.config, told.values["experiment"])
-        node.source.client = int(told.values["client"])
+        source = sources.own_source(node.config, told.values["experiment"])
+        source.client = int(told.values["client"])
         description = Description.from_dict(told.values["description"])
-        node.own = node.source.federation(description.schema, node.name)
+        node.at.source, node.at.own = source, source.federation(description.schema, node.name)
         if sources.mark_of(node.own, node.key) != description.marks[int(told.values["client"])]:
             raise InvalidArgument(
                 f"rows of node {node.name!r} must be those the run began with, got others. Put them back, or start a "
@@ -399,6 +429,11 @@ class RunAtNode:
                     path.unlink(missing_ok=True)
 
 
+def _session_file(node: Node, session: str) -> Path:
+    """Where it is written which run a session is of. Names come from the network: hashed, they are no paths."""
+    return node.folder / "sessions" / hashlib.sha256(session.encode()).hexdigest()[:32]
+
+
 def _batch(own: Any, client: int, dtype: Any) -> Batch:
     x, y = own.client(0)
     x = x.toarray() if scipy.sparse.issparse(x) else np.asarray(x)
@@ -421,7 +456,7 @@ def _digest_of(path: Path) -> str | None:
 
 def _identity(question: Message) -> str:
     """What a question asks, whatever it adds about which states to keep."""
-    values = {name: value for name, value in question.values.items() if name != "keep"}
+    values = {name: value for name, value in question.values.items() if name not in ("keep", "session")}
     text = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     for array in question.arrays:
         text.update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())

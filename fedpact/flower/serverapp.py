@@ -71,7 +71,7 @@ def _look_again(grid: Any, link: Grid) -> None:
     known = set(link.nodes)
     for node in sorted(set(grid.get_node_ids()) - known):
         probe = Grid(grid, link.post, link.open)
-        probe.nodes, probe.names = [node], [str(node)]
+        probe.nodes, probe.names, probe.session = [node], [str(node)], link.session
         answers = probe.ask({0: Question("hello", {})}, 30, 1, 30)
         name = str(answers[0].values["name"]) if 0 in answers and not isinstance(answers[0], Exception) else ""
         if name in link.names:

@@ -111,9 +111,9 @@ def coded(node: Any, message: Message) -> bytes:
     """Make the own columns as agreed; draw a key; tell how many records there are and the public key."""
     source, plan = node._source(), dict(message.values["party"])
     source.client = int(message.values["client"])
-    node.own, about = source.columns(node.name, plan)
+    node.at.own, about = source.columns(node.name, plan)
     private = os.urandom(primitives.KEY_BYTES)
-    node.party = {"private": private, "plan": plan, "kept": np.asarray(source.kept, np.int64)}
+    node.at.party = {"private": private, "plan": plan, "kept": np.asarray(source.kept, np.int64)}
     public = primitives.public_of(private).hex()
     told = {"rows": node.own.records, "mark": sources.mark_of(node.own, node.key), "public": public, **about}
     return Message("coded", told).pack()
@@ -165,7 +165,7 @@ class PartyAtNode:
     """A run as one party has it: the experiment, its own columns, its keys. It keeps no state from round to round."""
 
     def __init__(self, node: Any, told: Message) -> None:
-        if node.party is None:
+        if node.at.party is None:
             raise Refused("question must come after the columns were coded, got one before it. Start the run again.")
         if "epsilon" in node.config:
             raise InvalidArgument(
@@ -182,8 +182,8 @@ class PartyAtNode:
         self.away = [i for i in range(len(self.layout.columns)) if i != self.layout.closer]
         self.names = [f"party {i} ({name})" for i, name in enumerate(self.layout.names)]
         public = [bytes.fromhex(key) for key in description.keys]
-        self.keys = Keys(run, node.party["private"], public, self.names, self.client)
-        self.own: sources.Columns = node.own
+        self.keys = Keys(run, node.at.party["private"], public, self.names, self.client)
+        self.party, self.own = dict(node.at.party), node.at.own
         self._check_own()
         self.dtype = PRECISIONS[str(e.precision)]
         self.task = as_vertical(e.problem)
@@ -210,14 +210,14 @@ class PartyAtNode:
 
     # On the disk
 
-    def keep(self) -> None:
+    def keep(self, session: str) -> None:
         """Which run it is, what was told of it, the private key, and the rows that all parties have."""
-        party = self.node.party
+        party = self.party
         arrays = {"private": np.frombuffer(party["private"], np.uint8), "kept": party["kept"]}
         write_atomic(self.folder / FILE, seal("party", {"plan": party["plan"]}, arrays))
         (self.folder / FILE).chmod(0o600)
         write_atomic(self.folder / "prepare.bin", self.told.pack())
-        write_atomic(self.node.folder / "current", str(self.told.values["run"]).encode())
+        self.node.remember(session, str(self.told.values["run"]))
 
     @classmethod
     def again(cls, node: Any, told: Message, folder: Path) -> PartyAtNode:
@@ -226,16 +226,16 @@ class PartyAtNode:
         if found is None:
             raise Refused(f"{FILE} of node {node.name!r} must be whole, got none. Start the server again.")
         header, arrays = found
-        node.source = sources.own_source(node.config, told.values["experiment"])
-        node.source.client, node.source.kept = int(told.values["client"]), arrays["kept"]
-        node.own, _ = node.source.columns(node.name, header["plan"])
+        source = sources.own_source(node.config, told.values["experiment"])
+        source.client, source.kept = int(told.values["client"]), arrays["kept"].tolist()
+        node.at.source, (node.at.own, _) = source, source.columns(node.name, header["plan"])
         description = Description.from_dict(told.values["description"])
         if sources.mark_of(node.own, node.key) != description.marks[int(told.values["client"])]:
             raise InvalidArgument(
                 f"columns of node {node.name!r} must be those the run began with, got others. Put them back, or start "
                 "a new run."
             )
-        node.party = {"private": arrays["private"].tobytes(), "plan": header["plan"], "kept": arrays["kept"]}
+        node.at.party = {"private": arrays["private"].tobytes(), "plan": header["plan"], "kept": arrays["kept"]}
         return cls(node, told)
 
     # The exchange

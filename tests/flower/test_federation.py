@@ -7,11 +7,11 @@ import re
 
 import numpy as np
 import pytest
+from helpers_nodes import Faulty, Late, federated, nodes, same_history, simulated, step_of
 
 from fedpact.core.errors import ClientError, InvalidArgument
 from fedpact.core.stop import Outcome
 from fedpact.flower.links import Direct
-from helpers_nodes import Faulty, Late, federated, nodes, same_history, simulated, step_of
 
 ALGORITHMS = {
     "fedepm": {"name": "fedepm"},
@@ -173,6 +173,21 @@ def test_asked_twice_a_node_answers_the_same(tmp_path):
     same_history(federated(ALGORITHMS["scaffold"], tmp_path, link), simulated(ALGORITHMS["scaffold"]), 1e-12)
     assert len(twice) == 20
     assert all(twice)
+
+
+def test_two_runs_at_the_same_nodes_do_not_meet(tmp_path):
+    """In the middle of one run the nodes take part in the whole of another."""
+    members = nodes(tmp_path)
+    one, other = Faulty(members), Direct(members)
+    found = []
+
+    def between(i, question):
+        if i == 2 and step_of(question, 1) and not found:
+            found.append(federated(ALGORITHMS["scaffold"], tmp_path, other))
+
+    one.before = between
+    same_history(federated(ALGORITHMS["fedadmm"], tmp_path, one), simulated(ALGORITHMS["fedadmm"]), 1e-12)
+    same_history(found[0], simulated(ALGORITHMS["scaffold"]), 1e-12)
 
 
 def lose_state(folder, i):

@@ -141,7 +141,7 @@ def relayed(link, kind, number=-1):
 
 def test_what_is_relayed_opens_for_its_receiver_alone(recorded):
     link = recorded[1]
-    closer = link.nodes[CLOSER].run
+    closer = link.nodes[CLOSER].at.run
     of_server, partials = bytes(range(32)), relayed(link, "partial")[-2:]
     for party, question, answer in partials:
         content = answer.arrays[0]
@@ -153,7 +153,7 @@ def test_what_is_relayed_opens_for_its_receiver_alone(recorded):
                 key = primitives.agree(of_server, public, label, context, 0)
                 about = f"partial sums {party} {CLOSER}".encode()
                 assert primitives.unseal(key, content.tobytes(), about) is None
-        other = next(node.run for node in link.nodes if node.name not in (NAMES[CLOSER], NAMES[party]))
+        other = next(node.at.run for node in link.nodes if node.name not in (NAMES[CLOSER], NAMES[party]))
         with pytest.raises(InvalidArgument, match=f"partial sums of party {party}"):
             other.keys.opened(party, "partial sums", bound, content)
 
@@ -166,7 +166,7 @@ def bound_of(question):
 
 def test_the_closer_learns_the_sum_and_not_its_parts(recorded):
     link = recorded[1]
-    closer, words, parts = link.nodes[CLOSER].run, [], []
+    closer, words, parts = link.nodes[CLOSER].at.run, [], []
     for party, question, answer in relayed(link, "partial")[-2:]:
         plain = closer.keys.opened(party, "partial sums", bound_of(question), answer.arrays[0])
         words.append(np.frombuffer(plain, "<u8", offset=1))
@@ -236,7 +236,8 @@ def test_answers_of_a_wrong_shape_are_refused_by_name(tmp_path):
 @pytest.mark.parametrize("records", [[5], [1, 1], [*range(19), 9999]], ids=["one", "two", "outside"])
 def test_a_node_answers_for_batches_of_the_experiment_alone(records, recorded):
     node = recorded[1].nodes[0]
-    asked = Message("partial", {"client": 0, "mark": "x"}, [np.array(records, np.int64), np.zeros((10, 1))])
+    told = {"client": 0, "mark": "x", "session": recorded[1].session}
+    asked = Message("partial", told, [np.array(records, np.int64), np.zeros((10, 1))])
     answer = unpack(node.answer(asked.pack()))
     assert answer.kind == "error"
     assert "records must be 20 or 427 of the 427, each once" in answer.values["sentence"]
@@ -284,7 +285,7 @@ def test_a_node_that_is_started_again_goes_on(tmp_path, recorded):
 
     link = Changing(nodes_in(tmp_path), restart)
     assert_same(federate(over_nodes(CASES["sgd"]), link), recorded[0])
-    assert (tmp_path / "means" / f"run-{link.nodes[0].run.keys.run}" / "party.bin").stat().st_mode & 0o77 == 0
+    assert (tmp_path / "means" / f"run-{link.nodes[0].at.run.keys.run}" / "party.bin").stat().st_mode & 0o77 == 0
 
 
 def test_a_server_that_is_started_again_goes_on(tmp_path, recorded):

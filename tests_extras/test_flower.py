@@ -1,0 +1,278 @@
+"""A real federation on this machine: SuperLink, SuperNodes, TLS, keys. Everything ends with the test."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import ssl
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+pytest.importorskip("cryptography")
+
+from fedpact.experiment import build, read
+from fedpact.flower.local import NAME, Local, make_certificates, make_node_key
+from fedpact.run import Run, execute
+
+ALGORITHMS = {
+    "fedepm": 'name = "fedepm"',
+    "inexact_admm": 'name = "inexact_admm"\npreset = "paper"',
+    "fedadmm": 'name = "fedadmm"\nbatch = 20',
+    "fedavg": 'name = "fedavg"',
+    "scaffold": 'name = "scaffold"\nbatch = 20',
+    "fedpdm": 'name = "fedpdm"',
+    "vertical_ssca": 'name = "vertical_ssca"\nbatch = 50',
+}
+TEXT = """
+[data]
+name = "breast_cancer"
+
+[split]
+how = "{how}"
+clients = 2
+seed = 0
+
+[problem]
+name = "logistic"
+{l2}intercept = true
+
+[algorithm]
+{algorithm}
+
+[run]
+rounds = {rounds}
+seed = 0
+precision = "{precision}"
+{engine}
+"""
+FLOWER = 'engine = {{ name = "flower", notes = true, deadline = {deadline}, patience = 300, quorum = {quorum} }}'
+
+
+def text(name, engine="", precision="double", rounds=5):
+    vertical = name.startswith("vertical")
+    how, l2 = ("features", "") if vertical else ("iid", "l2 = 1e-2\n")
+    return TEXT.format(how=how, l2=l2, algorithm=ALGORITHMS[name], rounds=rounds, precision=precision, engine=engine)
+
+
+def flower(deadline=200, quorum=1.0):
+    return FLOWER.format(deadline=deadline, quorum=quorum)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("federation")
+    with Local(folder, {"a": {"client": 0}, "b": {"client": 1}}) as made:
+        yield made
+    assert made.processes_of() == []
+
+
+def wait_for(paths, seconds, failures):
+    until = time.monotonic() + seconds
+    while missing := [path for path in paths if not (path / "result.json").is_file()]:
+        for path in failures:
+            assert not path.is_file(), path.read_text()
+        assert time.monotonic() < until, f"not finished: {missing}"
+        time.sleep(1)
+
+
+def same(one, other, tolerance, skip=("seconds", "local_seconds")):
+    shared = [c for c in one.history.columns if c in other.history.columns and c not in skip]
+    assert {"objective", "gradient", "participants"} <= set(shared)
+    for column in shared:
+        a, b = one.history.column(column), other.history.column(column)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True, err_msg=column)
+
+
+def simulated(name, folder, engine="", precision="double", rounds=5):
+    path = folder / f"{name}-{precision}.toml"
+    path.write_text(text(name, engine, precision, rounds))
+    return execute(build(read(path))[0])
+
+
+CASES = [(name, "double") for name in ALGORITHMS] + [("fedadmm", "single")]
+
+
+def test_the_same_experiment_on_local_ray_and_flower_has_the_same_history(federation, tmp_path):
+    """All at once in one federation: nodes take part in several runs, each with a state of its own."""
+    runs = {}
+    for name, precision in CASES:
+        path = tmp_path / f"{name}-{precision}-flower.toml"
+        path.write_text(text(name, flower(), precision))
+        runs[name, precision] = tmp_path / f"{name}-{precision}"
+        federation.submit(path, runs[name, precision])
+    local = {case: simulated(case[0], tmp_path, "", case[1]) for case in CASES}
+    with contextlib.suppress(ImportError):
+        import ray
+
+        for case in CASES:
+            same(simulated(case[0], tmp_path, 'engine = "ray"', case[1]), local[case], _tolerance(case))
+        ray.shutdown()
+    wait_for(runs.values(), 900, [Path(f"{path}.error") for path in runs.values()])
+    for case, path in runs.items():
+        same(Run.load(path), local[case], _tolerance(case))
+
+
+def _tolerance(case):
+    return 1e-12 if case[1] == "double" else 1e-6
+
+
+# Who may join
+
+
+def test_a_node_without_a_registered_key_cannot_join(federation):
+    make_node_key(federation.folder, "stranger")
+    federation.configs["stranger"] = {"client": 9}
+    federation.ports["stranger"] = _free()
+    try:
+        federation.start_node("stranger")
+        ended = federation.processes["stranger"].wait(60)
+        log = (federation.folder / "logs" / "stranger.log").read_text(errors="replace")
+        assert ended != 0 or "denied" in log.lower() or "permission" in log.lower(), log[-2000:]
+        listed = federation.flwr("supernode", "list", NAME, "--format", "json").stdout
+        online = [node for node in json.loads(listed[listed.index("{") :])["nodes"] if node["status"] == "online"]
+        assert len(online) == 2
+    finally:
+        federation.kill("stranger")
+        del federation.configs["stranger"]
+
+
+def test_nor_one_that_trusts_another_authority(federation, tmp_path):
+    make_certificates(tmp_path, ["localhost"])
+    context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    with (
+        socket.create_connection(("127.0.0.1", federation.port)) as plain,
+        pytest.raises(ssl.SSLCertVerificationError),
+        context.wrap_socket(plain, server_hostname="localhost"),
+    ):
+        pass
+    right = ssl.create_default_context(cafile=str(federation.folder / "ca.pem"))
+    with (
+        socket.create_connection(("127.0.0.1", federation.port)) as plain,
+        right.wrap_socket(plain, server_hostname="localhost") as secure,
+    ):
+        assert secure.version() in ("TLSv1.2", "TLSv1.3")
+
+
+def _free():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+# Faults: each at a random moment of the run
+
+
+def kill_node(federation):
+    """kill -9 of a SuperNode and all that it started."""
+    _kill(federation.processes_of("a"))
+
+
+def kill_resident(federation):
+    _kill(federation.processes_of("a", "fedpact.flower.resident"))
+
+
+def kill_superlink(federation):
+    _kill([federation.processes["superlink"].pid])
+
+
+def kill_server_app(federation):
+    _kill(federation.processes_of("superlink", "flwr-serverapp"))
+
+
+def hang_node(federation):
+    """It stops in the middle of whatever it does, and goes on twenty seconds later."""
+    stopped = federation.processes_of("a", "fedpact.flower.resident")
+    for process in stopped:
+        os.kill(process, signal.SIGSTOP)
+    time.sleep(20)
+    for process in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
+
+
+def _kill(processes):
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+FAULTS = (kill_node, kill_resident, kill_superlink, kill_server_app, hang_node)
+#: How many moments of each: one, or as many as `make drills-flower` asks for.
+MOMENTS = int(os.environ.get("FEDPACT_MOMENTS", "1"))
+
+
+@pytest.mark.parametrize("moment", range(MOMENTS))
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_whatever_is_killed_the_run_ends_as_an_undisturbed_one(fault, moment, tmp_path):
+    seed = random.SystemRandom().randrange(2**32)
+    rng, said = random.Random(seed), []
+    say = lambda line: (said.append(line), print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
+    path = tmp_path / "drill.toml"
+    path.write_text(text("fedadmm", flower(), rounds=3))
+    with Local(tmp_path / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
+
+        def harm():
+            while not (tmp_path / "run" / "history.csv").exists():
+                time.sleep(0.1)
+            delay = rng.uniform(0, 15)
+            time.sleep(delay)
+            say(f"{fault.__name__}, {delay:.1f} s after round 1 (seed {seed})")
+            fault(federation)
+
+        thread = threading.Thread(target=harm)
+        thread.start()
+        federation.finish(path, tmp_path / "run", 550, say)
+        thread.join()
+    run = Run.load(tmp_path / "run")
+    one = simulated("fedadmm", tmp_path, rounds=3)
+    assert abs(run.history.end("objective") - one.history.end("objective")) < 1e-6
+    same(run, one, 1e-12)
+    if fault is not hang_node:
+        assert any("was lost" in line for line in said) or fault is kill_resident
+    assert federation.processes_of() == []
+
+
+def test_a_node_that_hangs_is_left_out_by_the_deadline_and_the_run_goes_on(tmp_path):
+    """A deadline of five seconds and a quorum of one: who is stopped for good is missing, and said to be."""
+    path = tmp_path / "drill.toml"
+    path.write_text(text("fedavg", flower(deadline=15, quorum=0.5), rounds=3))
+    with Local(tmp_path / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
+
+        def harm():
+            while not (tmp_path / "run" / "history.csv").exists():
+                time.sleep(0.1)
+            for process in federation.processes_of("a"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGSTOP)
+
+        thread = threading.Thread(target=harm)
+        thread.start()
+        federation.finish(path, tmp_path / "run", 400, print)
+        thread.join()
+    history = Run.load(tmp_path / "run").history
+    assert history.rounds == 3
+    assert history.column("missing")[-1] == 1
+    assert history.column("participants")[-1] == 1
+    assert history.column("measured")[-1] == 0.5
+
+
+def test_no_row_of_a_node_is_in_what_the_server_kept(federation, tmp_path):
+    """The SuperLink's database holds messages; the run's folder what became of them."""
+    import fedpact as fp
+
+    x = np.asarray(fp.data.breast_cancer().x)
+    kept = b"".join(path.read_bytes() for path in federation.folder.glob("superlink.db*"))
+    assert kept
+    rows = [x[i].tobytes() for i in range(0, len(x), 10)]
+    cells = {x[i, j].tobytes() for i in range(0, len(x), 50) for j in range(x.shape[1])}
+    assert not any(row in kept for row in rows)
+    assert not any(cell in kept for cell in cells)
