@@ -10,7 +10,8 @@
 Keys are X25519 (`secure.primitives`). From each pair's secret come, for every exchange, a key that seals and one that
 masks; both are bound to the run, the records and ω. Parties other than the closer mask their sums for one another: the
 closer's own never leave it, and a mask that it knows would hide nothing from it. The server relays all of it and opens
-nothing. It also hands everyone the public keys: that it hands on the true ones is assumed, as in docs/secure.md.
+nothing. It follows the protocol, as docs/secure.md assumes: it hands on the public keys that it was given, and marks
+exchanges at another ω by another mark, so that no mask is used for two sums.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class PartyAtNode:
         self.names = [f"party {i} ({name})" for i, name in enumerate(self.layout.names)]
         public = [bytes.fromhex(key) for key in description.keys]
         self.keys = Keys(run, node.at.party["private"], public, self.names, self.client)
-        self.own: sources.Columns = node.own
+        self.party, self.own = dict(node.at.party), node.at.own
         self._check_own()
         self.dtype = PRECISIONS[str(e.precision)]
         self.task = as_vertical(e.problem)
@@ -211,7 +212,7 @@ class PartyAtNode:
 
     def keep(self, session: str) -> None:
         """Which run it is, what was told of it, the private key, and the rows that all parties have."""
-        party = self.node.at.party
+        party = self.party
         arrays = {"private": np.frombuffer(party["private"], np.uint8), "kept": party["kept"]}
         write_atomic(self.folder / FILE, seal("party", {"plan": party["plan"]}, arrays))
         (self.folder / FILE).chmod(0o600)
@@ -225,9 +226,9 @@ class PartyAtNode:
         if found is None:
             raise Refused(f"{FILE} of node {node.name!r} must be whole, got none. Start the server again.")
         header, arrays = found
-        node.at.source = sources.own_source(node.config, told.values["experiment"])
-        node.at.source.client, node.at.source.kept = int(told.values["client"]), arrays["kept"]
-        node.at.own, _ = node.at.source.columns(node.name, header["plan"])
+        source = sources.own_source(node.config, told.values["experiment"])
+        source.client, source.kept = int(told.values["client"]), arrays["kept"].tolist()
+        node.at.source, (node.at.own, _) = source, source.columns(node.name, header["plan"])
         description = Description.from_dict(told.values["description"])
         if sources.mark_of(node.own, node.key) != description.marks[int(told.values["client"])]:
             raise InvalidArgument(
