@@ -22,7 +22,7 @@ $(VENV)/developed: pyproject.toml $(VENV)/installed
 	@touch $@
 
 $(VENV)/extras: pyproject.toml $(VENV)/developed
-	$(BIN)/python -m pip install --quiet --editable ".[dev,torch,flax,equinox,ray,secure,he]"
+	$(BIN)/python -m pip install --quiet --editable ".[dev,torch,flax,equinox,ray,flower,secure,he]"
 	@touch $@
 
 demo: install
@@ -34,7 +34,7 @@ test: dev
 drills: dev  # runs killed and resumed, recordings replayed, the theory's long runs
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m drill
 
-test-extras: extras  # networks of PyTorch, Flax and Equinox; a Ray cluster; sums on ciphertexts
+test-extras: extras  # networks of PyTorch, Flax and Equinox; a Ray cluster; a Flower federation; sums on ciphertexts
 	$(BIN)/python -m pytest tests_extras
 
 check: dev

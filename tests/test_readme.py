@@ -57,7 +57,10 @@ def test_every_command_it_lists_exists_and_every_command_is_listed():
 def test_every_option_it_lists_exists():
     (group,) = [action for action in parser()._actions if hasattr(action, "choices") and action.choices]
     for words in listed():
-        known = group.choices[words[0]]._option_string_actions
+        known = dict(group.choices[words[0]]._option_string_actions)
+        for action in group.choices[words[0]]._actions:  # of its own sub-commands
+            if isinstance(action.choices, dict) and words[1] in action.choices:
+                known |= action.choices[words[1]]._option_string_actions
         for word in words:
             assert not word.startswith("--") or word in known, words
     for command, option in re.findall(r"`fedpact (\w+)[^`]* (--\w+)", README):

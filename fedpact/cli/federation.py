@@ -18,6 +18,7 @@ ABOUT = "A federation over Flower: on this machine (up, run), or the files of a 
 def add_federation(commands: Any, add_json: Callable[[argparse.ArgumentParser], None]) -> None:
     """The sub-commands `federation up`, `run` and `init`."""
     top = commands.add_parser("federation", help=ABOUT, description=ABOUT)
+    add_json(top)
     parts = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -32,13 +33,14 @@ def add_federation(commands: Any, add_json: Callable[[argparse.ArgumentParser], 
 
     sub = add("up", up, "Start a SuperLink and nodes on this machine, with TLS and keys, until Ctrl-C.")
     nodes(sub)
+    _json(sub)
 
     sub = add("run", run, "Start a federation on this machine, run an experiment over it to its end, and stop it.")
     sub.add_argument("file", help="experiment file")
     nodes(sub)
     sub.add_argument("--out", help="folder of the run (default: FOLDER/run); one that is there is resumed")
     sub.add_argument("--hours", type=float, default=24.0, help="give up after so long (default: %(default)s)")
-    add_json(sub)
+    _json(sub)
 
     sub = add("init", init, "Write the certificates, keys and scripts that the operators of a real federation need.")
     sub.add_argument("file", help="experiment file")
@@ -46,6 +48,12 @@ def add_federation(commands: Any, add_json: Callable[[argparse.ArgumentParser], 
     sub.add_argument("--port", type=int, default=8000, help="the server's port (default: %(default)s)")
     sub.add_argument("--node", action="append", required=True, metavar="NAME", help="a node (repeatable)")
     sub.add_argument("--folder", default="federation", help="where to write (default: %(default)s)")
+    _json(sub)
+
+
+def _json(sub: argparse.ArgumentParser) -> None:
+    kept = argparse.SUPPRESS  # a default would undo 'federation --json run'
+    sub.add_argument("--json", action="store_true", default=kept, help="print machine-readable results")
 
 
 def _configs(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -72,16 +80,17 @@ def up(options: argparse.Namespace) -> int:
     from fedpact.flower.local import NAME, Local
 
     with Local(options.folder, _configs(options)) as federation:
-        print(
-            f"SuperLink at {federation.address}, nodes: {', '.join(federation.configs)}; logs in {options.folder}/logs"
-        )
-        print(f"  FLWR_HOME={federation.folder / 'flower'} flwr run APP {NAME}")
-        print(f"  fedpact federation run FILE --folder {options.folder}    (in place of this)")
-        print("Ctrl-C ends them all.", flush=True)
+        told = {"address": federation.address, "nodes": list(federation.configs), "logs": f"{options.folder}/logs"}
+        lines = [
+            f"SuperLink at {told['address']}, nodes: {', '.join(federation.configs)}; logs in {told['logs']}",
+            f"  FLWR_HOME={federation.folder / 'flower'} flwr run APP {NAME}",
+            "Ctrl-C ends them all.",
+        ]
+        print(json_text(told) if options.json else "\n".join(lines), flush=True)
         while True:
             time.sleep(1)
             for name in federation.mend():
-                print(f"{name} was lost and started again", flush=True)
+                print(f"{name} was lost and started again", file=sys.stderr, flush=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -108,6 +117,6 @@ def init(options: argparse.Namespace) -> int:
     from fedpact.flower.operators import write_all
 
     read(options.file)
-    for path in write_all(Path(options.folder), Path(options.file), options.host, options.port, options.node):
-        print(path)
+    written = write_all(Path(options.folder), Path(options.file), options.host, options.port, options.node)
+    print(json_text([str(path) for path in written]) if options.json else "\n".join(map(str, written)))
     return 0

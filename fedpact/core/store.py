@@ -93,8 +93,8 @@ class Store:
                 leaves = jax.tree.leaves(self.get(client))
             _write(path, leaves)
 
-    def load(self, folder: Path, versions: Mapping[int, int], digests: Mapping[int, str]) -> Store:
-        """A store of the states that `folder` holds in these versions."""
+    def load(self, folder: Path, versions: Mapping[int, int], digests: Mapping[int, str] | None = None) -> Store:
+        """A store of the states that `folder` holds in these versions; `digests` are of those that are elsewhere."""
         new = Store(self.make, self.spill)
         new.versions = dict(versions)
         held: dict[int, list[np.ndarray] | None] = {}

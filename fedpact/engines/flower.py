@@ -16,6 +16,10 @@ version, one that is not finite or longer than `largest` is refused and named, a
 in. `stale` says what becomes of a node that has lost the state the server knows it by: "refuse" leaves it out,
 "restart" gives it the state of one that joins. Every decision is a line of the log and a number of the history.
 
+With `secure` uploads and telemetry stay with the nodes, and what comes is their sum under masks: `Sums`, which are
+passed in with the link. Who drops out on the way is left out as one who is late. `largest` and finiteness are then
+checked by the node, which refuses to send; the server cannot.
+
 The transport is a `link`: Flower's grid, or, in tests, nodes of the same process. The engine knows neither.
 """
 
@@ -62,6 +66,44 @@ class Link(Protocol):
         ...
 
 
+class Sum(Protocol):
+    """One sum that is to come (`flower.masked`)."""
+
+    @property
+    def least(self) -> int:
+        """How many must stay in it."""
+        ...
+
+    @property
+    def refused(self) -> dict[int, str]:
+        """Who is left out for an answer that is not right, and why."""
+        ...
+
+    def ask(self, questions: Mapping[int, Message], deadline: float, enough: int, patience: float) -> dict[int, Any]:
+        """The link's answers to these questions, which invite to the sum."""
+        ...
+
+    def add(self, i: int, message: Message) -> bool:
+        """Take an answer; False if its numbers are not finite."""
+        ...
+
+    def total(self, enough: int = 0) -> tuple[list[np.ndarray], list[int]]:
+        """The arrays' sums, and over whom: those added who stayed, at least `enough`."""
+        ...
+
+
+class Sums(Protocol):
+    """How sums are made without their summands."""
+
+    def start(self, purpose: str, t: int, clients: Sequence[int], leaves: Sequence[Any]) -> Sum:
+        """A sum over these clients, of arrays like these."""
+        ...
+
+    def summed(self, hello: Any) -> list[bool]:
+        """Of which arrays of a hello the sum is enough."""
+        ...
+
+
 @dataclass(frozen=True)
 class FlowerEngine:
     """Clients are nodes of a federation; this is how long a round waits for them and what it takes from them.
@@ -69,6 +111,10 @@ class FlowerEngine:
     `deadline` is in seconds; `quorum` the fraction of those asked that a round needs; `patience` how long it waits for
     them beyond, before the run ends, resumable. `largest` bounds the 2-norm of an upload. `notes` asks nodes for their
     notes (gradients computed, inner steps), which stay with them otherwise.
+
+    `secure` masks uploads and telemetry, so that the server sees sums. `threshold` is then the fraction of those asked
+    who must stay in a sum, above a half; `bound` what a number of an upload may reach: the lattice that uploads are
+    rounded to has steps of bound · clients / 2⁶¹ at most.
     """
 
     deadline: float = 300.0
@@ -79,6 +125,8 @@ class FlowerEngine:
     largest: float = math.inf
     notes: bool = False
     secure: bool = False
+    threshold: float = 2 / 3
+    bound: float = 1e6
     compiled, eager, first_block = False, False, 1
     every_round = True  # a checkpoint after each: what nodes have released is not asked for again but in that one
     told = ("missing", "refused_uploads", "late")
@@ -95,11 +143,20 @@ class FlowerEngine:
         require_one_of("late", self.late, LATE)
         require_one_of("stale", self.stale, STALE)
         require_flags(self, "notes", "secure")
+        ok = is_number(self.threshold) and 0.5 < self.threshold <= 1
+        hint = "With half of them or fewer, two halves could be asked for different secrets."
+        require(ok, "threshold", "a fraction above 1/2 and at most 1", self.threshold, hint=hint)
+        ok = is_number(self.bound) and 2.0**-40 <= self.bound <= 2.0**40
+        require(ok, "bound", "a number from 2⁻⁴⁰ to 2⁴⁰", self.bound)
+        hint = "An upload that comes late has no masks to be added under."
+        require(not (self.secure and self.late == "use"), "late", '"drop" with secure = true', self.late, hint=hint)
 
-    def over(self, link: Link) -> FlowerEngine:
-        """The engine with a link to its nodes."""
+    def over(self, link: Link, sums: Sums | None = None) -> FlowerEngine:
+        """The engine with a link to its nodes, and with what makes its sums if it is secure."""
+        hint = "Masked sums are for data split by rows."
+        require(sums is not None or not self.secure, "secure", "false here", self.secure, hint=hint)
         self._running.clear()
-        self._running.update(link=link, durable=[], out=set())
+        self._running.update(link=link, sums=sums if self.secure else None, durable=[], out=set())
         return self
 
     @property
@@ -152,11 +209,19 @@ class FlowerEngine:
         leaves, tree = jax.tree.flatten(hello)
         w0, root = shared
         sent = _arrays((w0, jax.random.key_data(root)))
-        questions = {i: Message("join", {"client": i, "clients": data.clients}, sent) for i in range(data.clients)}
-        answers = self._all(questions, "join")
-        rows = [
-            jax.tree.unflatten(tree, checked(answers[i], leaves, self.name(i))) for i in range(data.clients)
-        ]  # which may hold nothing
+        everyone = range(data.clients)
+        questions = {i: Message("join", {"client": i, "clients": data.clients}, sent) for i in everyone}
+        sums = self._running["sums"]
+        summed = [False] * len(leaves) if sums is None else sums.summed(hello)
+        pick = lambda flag: [leaf for leaf, one in zip(leaves, summed, strict=True) if one is flag]
+        masked = self._sum("join", 0, everyone, pick(True)) if any(summed) else None
+        answers = self._all(questions, "join", masked)
+        total = [] if masked is None else self._summed(masked, answers)
+        rows = []  # which may hold nothing
+        for i in everyone:
+            own = iter(checked(answers[i], pick(False), self.name(i)))
+            first = iter(total if i == 0 else map(np.zeros_like, total))  # the sum is all that is asked of them
+            rows.append(jax.tree.unflatten(tree, [next(first if one else own) for one in summed]))
         store = Away(lambda client: state, self._running)
         stack = lambda *parts: jnp.asarray(np.stack(parts))
         return store, jax.tree.map(stack, *rows) if leaves else rows[0]
@@ -177,10 +242,11 @@ class FlowerEngine:
         _, upload, notes = jax.eval_shape(f, shared, data.first, clients.make(0))
         ids = [int(i) for i in np.flatnonzero(np.asarray(cohort.mask))]
         asked = [i for i in ids if i not in self._running["out"]]
-        round_ = Round(self, clients, upload, notes, t)
+        round_ = Round(self, clients, upload, notes, t, self._sum("step", t, asked, upload))
         late = round_.late(set(asked))
         round_.ask(asked, _arrays(msg), len(ids))
         sound = round_.sound()
+        total = round_.masked(sound, len(ids))
         came = sorted(sound or round_.came)
         if not came:
             return _nobody(upload, notes, combine, {"missing": len(ids), **_counts(round_, 0)})
@@ -188,7 +254,7 @@ class FlowerEngine:
         exact = Cohort((jnp.asarray(came, jnp.int32),), jnp.ones(len(came), bool))
         stack = lambda trees: jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *trees)
         add = lambda trees: jax.tree.map(lambda *a: jnp.asarray(sum(a[1:], a[0])), *trees)
-        uploads = [part.upload for part in parts]
+        uploads = [part.upload for part in parts] if total is None else [total]
         gathered: Any = Streamed(jnp.asarray(len(came))) if combine == "sum" else exact
         missing = len([i for i in ids if i not in round_.came and i not in round_.refused])
         return Stepped(
@@ -217,23 +283,33 @@ class FlowerEngine:
         leaves, tree = jax.tree.flatten(wanted)
         sent = _arrays(shared)
         everyone = [i for i in range(data.clients) if i not in self._running["out"]]
+        masked = self._sum("measure", t, everyone, wanted)
         questions = {i: Message("measure", self._told_of(clients, i, t), sent) for i in everyone}
-        enough = max(1, math.ceil(self.quorum * len(everyone)))
-        answers = self.link.ask(questions, self.deadline, enough, self.patience)
-        total, count = None, 0
+        enough = max(1 if masked is None else masked.least, math.ceil(self.quorum * len(everyone)))
+        answers = (masked or self.link).ask(questions, self.deadline, enough, self.patience)
+        total: list[np.ndarray] | None = None
+        who, finite = [], True
         for i in sorted(answers):
             try:
                 message = self._sound_answer(answers[i])
+                if masked is not None:
+                    finite = masked.add(i, message) and finite
+                    continue
                 one = checked(message, leaves, self.name(i))
-            except Refused as refused:
+            except InvalidArgument as refused:
                 log.warning("round %d, %s, measure: %s", t, self.name(i), refused)
+                if masked is not None:
+                    masked.refused[i] = str(refused)
                 continue
             total = one if total is None else [a + b for a, b in zip(total, one, strict=True)]
-            count += 1
+            who.append(i)
+        if masked is not None:
+            total, who = masked.total() if finite else (_nothing(leaves), everyone)
+        count = len(who)
         if total is None:
             raise ClientError(f"round {t}, measure: nobody answered within {self.patience:g} s. Resume the run.")
         if count < data.clients:
-            names = ", ".join(self.name(i) for i in range(data.clients) if i not in answers) or "some"
+            names = ", ".join(self.name(i) for i in range(data.clients) if i not in who)
             log.warning("round %d: telemetry is of %d of %d clients; without %s", t, count, data.clients, names)
         parts = total if count == data.clients else [np.asarray(a * (data.clients / count), a.dtype) for a in total]
         return {**jax.tree.unflatten(tree, [jnp.asarray(a) for a in parts]), "measured": jnp.asarray(float(count))}
@@ -243,6 +319,21 @@ class FlowerEngine:
         return
 
     # Questions
+
+    def _sum(self, purpose: str, t: int, clients: Sequence[int], tree: Any) -> Sum | None:
+        """A sum to come, in a secure run; of nobody there is none."""
+        sums = self._running["sums"]
+        return None if sums is None or not clients else sums.start(purpose, t, clients, jax.tree.leaves(tree))
+
+    def _summed(self, masked: Sum, answers: Mapping[int, Message]) -> list[np.ndarray]:
+        """Everyone's, added up."""
+        for i, answer in answers.items():
+            try:
+                if not masked.add(i, answer):
+                    raise Refused("its first message is not finite. Scale its rows, or take it out.")
+            except InvalidArgument as refused:
+                raise ClientError(f"join: {self.name(i)}: {refused}") from None
+        return masked.total(len(answers))[0]
 
     def _told_of(self, clients: Away, client: int, t: int) -> dict[str, Any]:
         """What a node is told of its own state: the version to go on from, and those it must keep for a resume."""
@@ -263,9 +354,9 @@ class FlowerEngine:
             raise Refused(str(answer.values.get("sentence", "the node failed")))
         return answer
 
-    def _all(self, questions: Mapping[int, Message], stage: str) -> dict[int, Message]:
+    def _all(self, questions: Mapping[int, Message], stage: str, masked: Sum | None = None) -> dict[int, Message]:
         """Everyone's answer, or the error that names who has none."""
-        answers = self.link.ask(questions, self.patience, len(questions), self.patience)
+        answers = (masked or self.link).ask(questions, self.patience, len(questions), self.patience)
         for i in questions:
             if i not in answers:
                 raise ClientError(f"{stage}: {self.name(i)} did not answer within {self.patience:g} s. Is it running?")
@@ -295,10 +386,10 @@ class Away(Store):
         """A checkpoint is being written: nodes must keep these versions, and those of the one before it."""
         self.running["durable"] = [*self.running["durable"][-1:], dict(self.versions)]
 
-    def load(self, folder: Path, versions: Mapping[int, int], digests: Mapping[int, str]) -> Away:
+    def load(self, folder: Path, versions: Mapping[int, int], digests: Mapping[int, str] | None = None) -> Away:
         """The states that a checkpoint belongs to."""
         new = Away(self.make, self.running)
-        new.versions, new.digests = dict(versions), dict(digests)
+        new.versions, new.digests = dict(versions), dict(digests or {})
         self.running["durable"] = [dict(versions)]
         return new
 
@@ -313,8 +404,10 @@ class Answer:
 class Round:
     """One round's questions and what came of them."""
 
-    def __init__(self, engine: FlowerEngine, clients: Away, upload: Any, notes: Any, t: int) -> None:
-        self.engine, self.clients, self.t = engine, clients, t
+    def __init__(
+        self, engine: FlowerEngine, clients: Away, upload: Any, notes: Any, t: int, sum_: Sum | None = None
+    ) -> None:
+        self.engine, self.clients, self.t, self.sum = engine, clients, t, sum_
         self.shapes, self.tree = jax.tree.flatten(upload)
         self.note_shapes, self.note_tree = jax.tree.flatten(notes)
         self.came: dict[int, Answer] = {}
@@ -334,11 +427,11 @@ class Round:
     def ask(self, ids: Sequence[int], sent: Sequence[np.ndarray], drawn: int) -> None:
         """Ask, take what is sound, and ask those again who have lost their state where the rule gives them one."""
         engine = self.engine
-        enough = max(1, math.ceil(engine.quorum * drawn)) if drawn else 0
+        enough, link = self._enough(drawn), self.sum or engine.link
         again: list[int] = []
         questions = {i: self._question(i, sent) for i in ids}
         if questions:
-            answers = engine.link.ask(questions, engine.deadline, min(enough, len(questions)), engine.patience)
+            answers = link.ask(questions, engine.deadline, min(enough, len(questions)), engine.patience)
             for i in questions:
                 if i not in answers:
                     log.warning("round %d, %s: no answer by the deadline; left out", self.t, engine.name(i))
@@ -348,7 +441,7 @@ class Round:
                     self._take(i, answers[i])
         if again:
             questions = {i: self._question(i, sent, fresh=True) for i in again}
-            answers = engine.link.ask(questions, engine.deadline, len(questions), engine.deadline)
+            answers = link.ask(questions, engine.deadline, len(questions), engine.deadline)
             for i in answers:
                 self._take(i, answers[i])
         if len(self.came) < enough and not any(not one.finite for one in self.came.values()):
@@ -357,6 +450,23 @@ class Round:
                 f"round {self.t}: at least {enough} of {drawn} clients must answer, got {len(self.came)}. "
                 f"{told + '. ' if told else ''}Start the missing nodes and resume, or lower the quorum."
             )
+
+    def _enough(self, drawn: int) -> int:
+        """How many must answer, and stay in a masked sum."""
+        least = 1 if self.sum is None else self.sum.least
+        return max(least, math.ceil(self.engine.quorum * drawn)) if drawn else 0
+
+    def masked(self, sound: set[int], drawn: int) -> Any:
+        """In a secure run the uploads' sum, over those who stayed; the others are taken out of the round."""
+        if self.sum is None:
+            return None
+        if not sound:  # nobody came, or nobody's is finite
+            return jax.tree.unflatten(self.tree, _nothing(self.shapes))
+        total, stayed = self.sum.total(min(self._enough(drawn), len(sound)))
+        self.refused |= {i: why for i, why in self.sum.refused.items() if i not in stayed}
+        self.came = {i: self.came[i] for i in stayed}
+        sound &= set(stayed)
+        return jax.tree.unflatten(self.tree, total)
 
     def _question(self, i: int, sent: Sequence[np.ndarray], fresh: bool = False) -> Message:
         values = self.engine._told_of(self.clients, i, self.t)
@@ -383,7 +493,7 @@ class Round:
         try:
             message = engine._sound_answer(answer)
             self.came[i] = self._checked(i, message, late)
-        except Refused as refused:
+        except InvalidArgument as refused:
             log.warning("round %d, %s: upload refused: %s", self.t, engine.name(i), refused)
             self.refused[i] = str(refused)
             return False
@@ -405,14 +515,17 @@ class Round:
         if not (isinstance(version, int) and version == values["round"] + 1 and isinstance(digest, str) and digest):
             raise Refused(f"answer of {who} must tell its state's version and digest, got {version!r}, {digest!r}.")
         noted = bool(values.get("notes"))
-        arrays = checked(message, [*self.shapes, *(self.note_shapes if noted else ())], who)
-        own, rest = arrays[: len(self.shapes)], arrays[len(self.shapes) :]
+        shapes = self.shapes if self.sum is None else []
+        arrays = checked(message, [*shapes, *(self.note_shapes if noted else ())], who)
+        own, rest = arrays[: len(shapes)], arrays[len(shapes) :]
         finite = all(bool(np.isfinite(a).all()) for a in own if a.dtype.kind == "f")
         size = math.sqrt(sum(float(np.sum(np.square(a, dtype=np.float64))) for a in own if a.dtype.kind == "f"))
         if finite and size > engine.largest:
             raise Refused(f"upload of {who} must be of norm at most {engine.largest:g}, got {size:g}.")
         nothing = [np.full(s.shape, np.nan) for s in self.note_shapes]
         notes = jax.tree.unflatten(self.note_tree, rest if noted else nothing)
+        if self.sum is not None:
+            return Answer(None, notes, version, digest, self.sum.add(i, message))
         return Answer(jax.tree.unflatten(self.tree, own), notes, version, digest, finite)
 
     def sound(self) -> set[int]:
@@ -440,6 +553,11 @@ def _nobody(upload: Any, notes: Any, combine: str, told: Mapping[str, Any]) -> S
     sent = zero(upload) if combine == "sum" else stack(upload)
     counts = {name: jnp.asarray(float(value)) for name, value in told.items()}
     return Stepped({}, sent, stack(notes), jnp.ones(1, bool), one, gathered, counts)
+
+
+def _nothing(shapes: Sequence[Any]) -> list[np.ndarray]:
+    """What stands for a sum with a number that is not finite."""
+    return [np.full(s.shape, np.nan if jnp.issubdtype(s.dtype, np.floating) else 0, s.dtype) for s in shapes]
 
 
 def _arrays(tree: Any) -> list[np.ndarray]:

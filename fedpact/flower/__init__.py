@@ -9,6 +9,8 @@
     client      the ClientApp: hands messages to the resident
     server      the ServerApp: waits for the nodes, agrees, runs the experiment
     links       how the engine's questions reach nodes: by Flower's grid, or in one process
+    masked      sums that the server learns without the summands, over a link
+    coding      what numbers become for that
     local       a federation on this machine, with certificates and keys made on the spot
 
 Nothing here is known to algorithms or to the round loop; the engines are `engines.flower` and, for columns,

@@ -5,6 +5,9 @@
     moments   Σ(x − mean)², and whether the column varies        →  deviations
     prepare   the schema: how cells become features              →  every node codes and scales its own rows
 
+In a secure run the moments are masked sums (`masked`): the server learns them over all nodes, and of a column that
+varies, at how many of them it does.
+
 A simulation of the same files scales by the same numbers, to rounding (`data.dataset`). What nodes tell here is told
 to the server: names of columns and categories, sums over a node's rows; never a row.
 """
@@ -25,12 +28,18 @@ from fedpact.flower.described import checked_columns
 
 #: Everyone's answer to a question: client → message.
 Ask = Callable[[Mapping[int, Message]], dict[int, Message]]
+#: Of a secure run: the sum of everyone's answers to such questions, of arrays of these shapes.
+Add = Callable[[Mapping[int, Message], Sequence[Any]], list[np.ndarray]]
 
 
 def agreed_schema(
-    values: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], names: Sequence[str], ask: Ask
+    values: Mapping[str, Any],
+    surveys: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    ask: Ask,
+    add: Add | None = None,
 ) -> Schema:
-    """The schema for everyone's rows. `surveys` are what the nodes told."""
+    """The schema for everyone's rows. `surveys` are what the nodes told; `add` is there if sums are to be masked."""
     made = [survey.get("made") for survey in surveys]
     if any(made):
         if any(one != made[0] for one in made):
@@ -43,7 +52,7 @@ def agreed_schema(
         "scale", "standard" if any(survey["categories"] for survey in surveys) or _files(surveys) else "none"
     )
     require_one_of("scale", scale, SCALES)
-    shift, divisor = _scaling(scale, columns, len(names), ask)
+    shift, divisor = _scaling(scale, columns, len(names), ask, add)
     return Schema(tuple(columns), tuple(divisor.tolist()), tuple(shift.tolist()), _target(table, columns), classes)
 
 
@@ -101,25 +110,39 @@ def _many(values: set[str]) -> bool:
     return len({float(value) for value in values}) > MOST_CLASSES
 
 
-def _scaling(scale: str, columns: Sequence[Column], clients: int, ask: Ask) -> tuple[np.ndarray, np.ndarray]:
+def _scaling(
+    scale: str, columns: Sequence[Column], clients: int, ask: Ask, add: Add | None
+) -> tuple[np.ndarray, np.ndarray]:
     """What to subtract from every column and what to divide it by, from sums over the nodes' training rows."""
     shift, divisor = np.zeros(len(columns)), np.ones(len(columns))
     if scale == "none":
         return shift, divisor
     told = [_plain(column) for column in columns]
-    sums = _asked(ask, clients, {"columns": told}, ())
+    line = np.zeros(len(columns))
+    sums = _asked(ask, add, clients, {"columns": told}, (), (np.zeros(()), line, line))
     count = sum(float(one[0]) for one in sums)
     if scale == "norm":
         norm = np.sqrt(np.sum([one[2] for one in sums], axis=0))
         return shift, np.where(norm > 0, norm, 1.0)
     mean = np.sum([one[1] for one in sums], axis=0) / count
-    squares = _asked(ask, clients, {"columns": told}, (mean,))
+    squares = _asked(ask, add, clients, {"columns": told}, (mean,), (line, line))
     varies = np.sum([one[1] for one in squares], axis=0) > 0
     return mean, np.where(varies, np.sqrt(np.sum([one[0] for one in squares], axis=0) / count), 1.0)
 
 
-def _asked(ask: Ask, clients: int, values: dict[str, Any], arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-    answers = ask({i: Message("moments", {**values, "client": i}, arrays) for i in range(clients)})
+def _asked(
+    ask: Ask,
+    add: Add | None,
+    clients: int,
+    values: dict[str, Any],
+    arrays: Sequence[np.ndarray],
+    shapes: Sequence[np.ndarray],
+) -> list[list[np.ndarray]]:
+    """Every node's sums; or one list, of all nodes', under masks."""
+    questions = {i: Message("moments", {**values, "client": i}, arrays) for i in range(clients)}
+    if add is not None:
+        return [add(questions, shapes)]
+    answers = ask(questions)
     out = []
     for i in range(clients):
         found = [np.asarray(a, np.float64) for a in answers[i].arrays]

@@ -28,7 +28,7 @@ class Telling:
             self._told.setdefault(client, []).append(self._of_session(message))
 
     def _of_session(self, message: Message) -> bytes:
-        return message._replace(values={**message.values, "session": self.session}).pack()
+        return message._replace(values={**message.values, "server": self.session}).pack()
 
     def packed(self, client: int, message: Message) -> bytes:
         """The question, with what was to be told before it."""
@@ -37,7 +37,7 @@ class Telling:
         if not before:
             return content
         several = [np.frombuffer(one, np.uint8) for one in (*before, content)]
-        return Message("several", {"session": self.session}, several).pack()
+        return Message("several", {"server": self.session}, several).pack()
 
 
 class Direct(Telling):

@@ -4,6 +4,7 @@
     join(w0, root)              → hello
     step(t, version, broadcast) → load that version of the state, step, write version t+1, then answer
     measure(version, model)     → telemetry
+    mask_shares, mask_words, mask_reveal    of a secure run: what stayed here goes into a sum (`masked`)
 
 Its folder, for one run:
 
@@ -20,10 +21,12 @@ there, whatever it has done since: the server's word on which rounds counts deci
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
+import math
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +43,12 @@ from fedpact.core.store import Store, _name
 from fedpact.core.wire import Message, Refused, checked, unpack
 from fedpact.data.schema import Column
 from fedpact.definition import PRECISIONS, loop_of, mark_of, private_plan, start_of
+from fedpact.engines.flower import FlowerEngine
 from fedpact.flower import sources
+from fedpact.flower.coding import only_summed
 from fedpact.flower.described import Description, experiment_of
 from fedpact.flower.joined import Joined
+from fedpact.flower.masked import Book, KeysLost, Rules, Summands, rules_of
 from fedpact.flower.vertical import PartyAtNode, coded
 from fedpact.privacy.budget import Budget
 from fedpact.privacy.ledger import Ledger
@@ -62,9 +68,11 @@ class Session:
     def __init__(self, name: str) -> None:
         self.name = name
         self.source: sources.Source | None = None
-        self.own: Any = None  # a Federation of one client, with its real rows
-        self.run: RunAtNode | PartyAtNode | None = None
-        self.party: dict[str, Any] | None = None  # of data split by features: the private key, and how columns are made
+        self.own: Any = None  # a Federation of one client, with its real rows; or a party's columns
+        self.run: Any = None  # RunAtNode, or PartyAtNode of data split by features
+        self.party: dict[str, Any] | None = None
+        self.summands = Summands()  # of masked sums under way
+        self.rules: Rules | None = None  # of masked sums before the run
 
 
 class Node:
@@ -95,13 +103,15 @@ class Node:
         """The answer to a question, as bytes; a failure is an answer too, a sentence."""
         try:
             message = unpack(content)
-            self.at = self._session(str(message.values.get("session", "")))
+            self.at = self._session(str(message.values.get("server", "")))
             handler = getattr(self, f"on_{message.kind}", None)
             if handler is None:
                 raise Refused(f"question must be one that a node answers, got {message.kind!r}.")
             return handler(message)
         except StateLost as error:
             return Message("error", {"why": "state", "sentence": str(error)}).pack()
+        except KeysLost as error:
+            return Message("error", {"why": "keys", "sentence": str(error)}).pack()
         except BudgetSpent as error:
             return Message("error", {"why": "budget", "sentence": str(error)}).pack()
         except FedpactError as error:
@@ -118,11 +128,6 @@ class Node:
         while len(self.sessions) > SESSIONS:
             del self.sessions[next(iter(self.sessions))]
         return found
-
-    def remember(self, session: str, run: str) -> None:
-        """On the disk: which run a session is of."""
-        make_folder(self.folder / "sessions")
-        write_atomic(_session_file(self, session), run.encode())
 
     @property
     def own(self) -> Any:
@@ -146,15 +151,19 @@ class Node:
         told: dict[str, Any] = {"name": self.name, "client": client if isinstance(client, int) else None}
         if "experiment" in message.values:
             self.at.source = sources.own_source(self.config, message.values["experiment"])
+            self.at.rules = rules_of(message.values["experiment"])
             told["survey"] = dict(self.at.source.survey())
         return Message("hello", told).pack()
 
     def on_moments(self, message: Message) -> bytes:
         """Sums of the columns over the training rows."""
-        self._source().client = int(message.values["client"])
+        client = self._source().client = int(message.values["client"])
         columns = [Column(**{**c, "categories": tuple(c["categories"])}) for c in message.values["columns"]]
         mean = message.arrays[0] if message.arrays else None
-        return Message("moments", {}, self._source().moments(columns, mean)).pack()
+        sums = self._source().moments(columns, mean)
+        if self.at.rules is not None:
+            return Message("moments", self.at.summands.put(self.at.rules, "moments", message, client, sums)).pack()
+        return Message("moments", {}, sums).pack()
 
     def _source(self) -> sources.Source:
         if self.at.source is None:
@@ -205,6 +214,18 @@ class Node:
         """Telemetry at the server's model."""
         return self._run().measure(message)
 
+    def on_mask_shares(self, message: Message) -> bytes:
+        """A masked sum goes on: shares of this node's secrets."""
+        return self.at.summands.answer(message)
+
+    def on_mask_words(self, message: Message) -> bytes:
+        """Its vector, under masks."""
+        return self.at.summands.answer(message)
+
+    def on_mask_reveal(self, message: Message) -> bytes:
+        """Shares that open the sum."""
+        return self.at.summands.answer(message)
+
     # Data split by features
 
     def on_align(self, message: Message) -> bytes:
@@ -248,6 +269,9 @@ class RunAtNode:
             )
         self.loop: Loop = loop_of(e)
         self.mark = mark_of(e)[:16]
+        assert isinstance(e.engine, FlowerEngine)
+        self.secure, self.largest = e.engine.secure, e.engine.largest
+        self.rules = Rules(str(told.values["run"]), e.engine.bound, e.engine.threshold)
         self.folder = node.folder / f"run-{told.values['run']}"
         make_folder(self.folder)
         self.dtype = PRECISIONS[str(e.precision)]
@@ -263,15 +287,15 @@ class RunAtNode:
     def keep(self, session: str) -> None:
         """On the disk: which run it is, and what was told of it."""
         write_atomic(self.folder / "prepare.bin", self.told.pack())
-        self.node.remember(session, str(self.told.values["run"]))
+        sources.remember(self.node.folder, session, str(self.told.values["run"]))
 
     @classmethod
     def again(cls, node: Node) -> RunAtNode | PartyAtNode:
         """After a crash: from what was told before."""
-        current = _session_file(node, node.at.name)
-        if not current.is_file():
+        run_name = sources.remembered(node.folder, node.at.name)
+        if run_name is None:
             raise Refused("question must come after the node was prepared, got one before it. Start the run again.")
-        folder = node.folder / f"run-{current.read_text()}"
+        folder = node.folder / f"run-{run_name}"
         told = unpack((folder / "prepare.bin").read_bytes(), "prepare")
         if "layout" in told.values["description"]:
             return PartyAtNode.again(node, told, folder)
@@ -305,7 +329,18 @@ class RunAtNode:
         self._joined(message)
         write_atomic(self.folder / "join.bin", message.pack())
         _, hello = self._join(self._begin(), self.batch)
-        return Message("join", {"client": self.client}, _arrays(hello)).pack()
+        arrays, told = _arrays(hello), {"client": self.client}
+        w0, init = self.shared[0], self.loop.algorithm.init
+        summed = only_summed(lambda hellos: init(w0, hellos), hello) if self.secure else []
+        if any(summed):
+            ours, arrays = ([a for a, one in zip(arrays, summed, strict=True) if one is flag] for flag in (True, False))
+            told |= self._put("join", message, ours)
+        return Message("join", told, arrays).pack()
+
+    def _put(self, purpose: str, message: Message, arrays: Sequence[np.ndarray], largest: float = math.inf) -> Any:
+        """Keep these for a masked sum, and tell what it needs."""
+        book = Book(self.folder, purpose, _identity(message))
+        return self.node.at.summands.put(self.rules, purpose, message, self.client, arrays, book, largest)
 
     def _begin(self) -> Any:
         if self.joined is None:
@@ -323,7 +358,7 @@ class RunAtNode:
         if version == 0:
             return jax.tree.map(np.asarray, store.make(self.client))
         path = self.folder / _name(self.client, version)
-        found = _digest_of(path)
+        found = self._digest_of(path)
         if found is None or (digest and found != digest):
             held = sorted(int(p.stem.split("-")[1]) for p in self.folder.glob(f"{self.client:06d}-*.bin"))
             has = f"versions {', '.join(map(str, held))}" if held else "none"
@@ -333,9 +368,25 @@ class RunAtNode:
         store.structure = jax.tree.structure(self.state_shape)
         return store.get(self.client)
 
+    def _digest_of(self, path: Path) -> str | None:
+        """What the server knows a state by; in a secure run keyed, so that it cannot try what the state might be."""
+        found = _digest_of(path)
+        if found is None or not self.secure:
+            return found
+        return hmac.new(self.node.key, found.encode(), hashlib.sha256).hexdigest()
+
     # Rounds
 
     def step(self, message: Message) -> bytes:
+        """One round; in a secure run the upload stays here, for a masked sum."""
+        body = self._stepped(message)
+        if not self.secure:
+            return body
+        made = unpack(body, "step")
+        own, rest = made.arrays[: made.values["own"]], made.arrays[made.values["own"] :]
+        return Message("step", {**made.values, **self._put("step", message, own, self.largest)}, rest).pack()
+
+    def _stepped(self, message: Message) -> bytes:
         """One round, or the answer that was given to the same question before."""
         kept, question = self.folder / "answer.bin", _identity(message)
         if kept.is_file():
@@ -351,11 +402,12 @@ class RunAtNode:
         msg = self._broadcast(message)
         new, upload, notes = jax.device_get(self._step((msg, jnp.asarray(t), self._root()), self.batch, state))
         self._store().put({self.client: new}, t + 1)
-        digest = _digest_of(self.folder / _name(self.client, t + 1))
+        digest = self._digest_of(self.folder / _name(self.client, t + 1))
         told = {"client": self.client, "round": t, "based": version, "version": t + 1, "digest": digest}
         noted = bool(values.get("notes")) and self.private is None
-        arrays = _arrays(upload) + (_arrays(notes) if noted else [])
-        body = Message("step", {**told, "notes": noted}, arrays).pack()
+        own = _arrays(upload)
+        arrays = own + (_arrays(notes) if noted else [])
+        body = Message("step", {**told, "notes": noted, "own": len(own)}, arrays).pack()
         write_atomic(kept, question.encode() + b"\n" + body)
         self._sweep({int(v) for v in values.get("keep", ())} | {version, t + 1})
         return body
@@ -406,7 +458,9 @@ class RunAtNode:
         arrays = checked(message, leaves, "the server")
         shared = jax.tree.unflatten(tree, [jnp.asarray(a) for a in arrays])
         sums = jax.device_get(self._measure(shared, self.batch, state))
-        return Message("measure", {"client": self.client}, _arrays(sums)).pack()
+        if not self.secure:
+            return Message("measure", {"client": self.client}, _arrays(sums)).pack()
+        return Message("measure", {"client": self.client, **self._put("measure", message, _arrays(sums))}).pack()
 
     def _spend(self, t: int) -> None:
         """Write into the node's own ledger what this round releases, if its own budget has room."""
@@ -427,11 +481,6 @@ class RunAtNode:
             for path in self.folder.glob(f"{self.client:06d}-*.bin"):
                 if path.name not in names:
                     path.unlink(missing_ok=True)
-
-
-def _session_file(node: Node, session: str) -> Path:
-    """Where it is written which run a session is of. Names come from the network: hashed, they are no paths."""
-    return node.folder / "sessions" / hashlib.sha256(session.encode()).hexdigest()[:32]
 
 
 def _batch(own: Any, client: int, dtype: Any) -> Batch:
@@ -455,8 +504,8 @@ def _digest_of(path: Path) -> str | None:
 
 
 def _identity(question: Message) -> str:
-    """What a question asks, whatever it adds about which states to keep."""
-    values = {name: value for name, value in question.values.items() if name not in ("keep", "session")}
+    """What a question asks, whatever it adds about which states to keep, and about the sum the answer goes into."""
+    values = {name: value for name, value in question.values.items() if name not in ("keep", "server", "sum")}
     text = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     for array in question.arrays:
         text.update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())

@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedpact.core.errors import ClientError, DataError, require
+import numpy as np
+
+from fedpact.algorithms import ALGORITHMS
+from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArgument, require
 from fedpact.core.wire import Message, Refused
-from fedpact.definition import Experiment
+from fedpact.definition import Experiment, loop_of, start_of
 from fedpact.engines import FlowerEngine, PartiesEngine
 from fedpact.engines.flower import Link
-from fedpact.flower.agreement import agreed_schema
+from fedpact.flower.agreement import Add, agreed_schema
 from fedpact.flower.described import Description, experiment_of
+from fedpact.flower.masked import Rules, Sums, rules_of
 from fedpact.flower.vertical import agreed, is_split
 from fedpact.run import Run, execute
 
@@ -36,9 +41,11 @@ def numbered(hellos: Sequence[Mapping[str, Any]]) -> list[int]:
     return sorted(range(len(names)), key=lambda k: given[k])
 
 
-def _ask(link: Link, questions: Mapping[int, Message], patience: float) -> dict[int, Message]:
-    """Everyone's answer; the first that has none, or a sentence instead, ends the start."""
-    answers = link.ask(questions, patience, len(questions), patience)
+def _ask(
+    link: Link, questions: Mapping[int, Message], patience: float, by: Callable[..., dict[int, Any]] | None = None
+) -> dict[int, Message]:
+    """Everyone's answer; the first that has none, or a sentence instead, ends the start. `by`: another way to ask."""
+    answers = (by or link.ask)(questions, patience, len(questions), patience)
     for i, message in questions.items():
         if i not in answers:
             raise ClientError(f"{message.kind}: node {link.names[i]!r} did not answer within {patience:g} s.")
@@ -57,7 +64,9 @@ def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patienc
     parts = len(surveys[0].get("names", names))
     hint = "Start one for each, or change clients."
     require(parts == len(names), "nodes", f"the {parts} clients of [split]", len(names), hint=hint)
-    schema = agreed_schema(values, surveys, names, lambda questions: _ask(link, questions, patience))
+    rules = rules_of(values)
+    add = None if rules is None else _adding(link, Sums(link, rules, patience, patience), patience)
+    schema = agreed_schema(values, surveys, names, lambda questions: _ask(link, questions, patience), add)
     questions = {i: Message("coded", {"client": i, "schema": schema.to_dict()}) for i in everyone}
     answers = _ask(link, questions, patience)
     told = [answers[i].values for i in everyone]
@@ -69,6 +78,40 @@ def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patienc
         schema,
         bool(surveys[0].get("pixels", False)),
         str(surveys[0].get("dataset", values.get("name", "federation"))),
+    )
+
+
+def _adding(link: Link, sums: Sums, patience: float) -> Add:
+    """Everyone's answers as a masked sum."""
+
+    def add(questions: Mapping[int, Message], leaves: Sequence[Any]) -> list[np.ndarray]:
+        one = sums.start("moments", 0, list(questions), leaves)
+        for i, answer in _ask(link, questions, patience, one.ask).items():
+            if not one.add(i, answer):
+                name = link.names[i]
+                raise DataError(
+                    f"sums of node {name!r} must be finite, got others. A column is too large to be squared."
+                )
+        return one.total(len(questions))[0]
+
+    return add
+
+
+def _sums(experiment: Experiment, link: Link, run: str) -> Sums:
+    """What makes the run's sums. Refuses, before round 1, an algorithm that needs every client's upload."""
+    e, clients = experiment, experiment.federation.clients
+    algorithm, engine, w0 = loop_of(e).algorithm, e.engine, start_of(e)
+    if algorithm.combine == "sum":
+        rules = Rules(run, engine.bound, engine.threshold)
+        return Sums(link, rules, engine.deadline, engine.patience, lambda hellos: algorithm.init(w0, hellos))
+    able = []
+    for name, settings in ALGORITHMS.items():
+        with suppress(FedpactError):  # some do not go with the problem
+            if not settings.vertical and settings().build(e.problem, clients, 1.0).combine == "sum":
+                able.append(name)
+    raise InvalidArgument(
+        f"algorithm must be one whose server needs the sum of the uploads alone with secure = true, got "
+        f"{e.algorithm.name}, which needs each. Those that can here: {', '.join(able)}."
     )
 
 
@@ -84,13 +127,16 @@ def prepare(
     """The experiment, made by the server and by every node alike."""
     description = agree(values, link, surveys, patience)
     experiment, name = experiment_of(values, description)
+    engine = experiment.engine
+    assert isinstance(engine, FlowerEngine | PartiesEngine)
     place, digest = "" if folder is None else str(folder.resolve()), experiment.digest()
     run = hashlib.sha256(json.dumps([place, digest]).encode()).hexdigest()[:16]
     told = {"experiment": dict(values), "description": description.to_dict(), "run": run, "digest": digest}
     link.tell({i: Message("prepare", {**told, "client": i}) for i in range(len(link.names))})
-    engine = experiment.engine
-    assert isinstance(engine, FlowerEngine | PartiesEngine)
-    engine.over(link)
+    if isinstance(engine, PartiesEngine):
+        engine.over(link)
+    else:
+        engine.over(link, _sums(experiment, link, run) if engine.secure else None)
     return experiment, name
 
 

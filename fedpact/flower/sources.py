@@ -21,6 +21,7 @@ import scipy.sparse
 
 from fedpact import data
 from fedpact.core.errors import DataError, InvalidArgument, require, unknown
+from fedpact.core.files import make_folder, write_atomic
 from fedpact.data import Dataset, Federation
 from fedpact.data.federation import set_aside
 from fedpact.data.schema import Column, Schema, code_rows, line_of
@@ -310,6 +311,23 @@ class Part(Source):
         y = dataset.y[rows] if place == layout.closer else None
         self.whole = None
         return Columns(x, y), {}
+
+
+def _session_file(folder: Path, session: str) -> Path:
+    """Names come from the network: hashed, they are no paths."""
+    return folder / "sessions" / hashlib.sha256(session.encode()).hexdigest()[:32]
+
+
+def remember(folder: Path, session: str, run: str) -> None:
+    """Write down, at a node, which run a server's session is of."""
+    make_folder(folder / "sessions")
+    write_atomic(_session_file(folder, session), run.encode())
+
+
+def remembered(folder: Path, session: str) -> str | None:
+    """Which run it is, after a crash."""
+    path = _session_file(folder, session)
+    return path.read_text() if path.is_file() else None
 
 
 def mark_of(federation: Federation | Columns, key: bytes) -> str:

@@ -183,7 +183,7 @@ class PartyAtNode:
         self.names = [f"party {i} ({name})" for i, name in enumerate(self.layout.names)]
         public = [bytes.fromhex(key) for key in description.keys]
         self.keys = Keys(run, node.at.party["private"], public, self.names, self.client)
-        self.party, self.own = dict(node.at.party), node.at.own
+        self.own: sources.Columns = node.own
         self._check_own()
         self.dtype = PRECISIONS[str(e.precision)]
         self.task = as_vertical(e.problem)
@@ -212,12 +212,12 @@ class PartyAtNode:
 
     def keep(self, session: str) -> None:
         """Which run it is, what was told of it, the private key, and the rows that all parties have."""
-        party = self.party
+        party = self.node.at.party
         arrays = {"private": np.frombuffer(party["private"], np.uint8), "kept": party["kept"]}
         write_atomic(self.folder / FILE, seal("party", {"plan": party["plan"]}, arrays))
         (self.folder / FILE).chmod(0o600)
         write_atomic(self.folder / "prepare.bin", self.told.pack())
-        self.node.remember(session, str(self.told.values["run"]))
+        sources.remember(self.node.folder, session, str(self.told.values["run"]))
 
     @classmethod
     def again(cls, node: Any, told: Message, folder: Path) -> PartyAtNode:
@@ -226,9 +226,9 @@ class PartyAtNode:
         if found is None:
             raise Refused(f"{FILE} of node {node.name!r} must be whole, got none. Start the server again.")
         header, arrays = found
-        source = sources.own_source(node.config, told.values["experiment"])
-        source.client, source.kept = int(told.values["client"]), arrays["kept"].tolist()
-        node.at.source, (node.at.own, _) = source, source.columns(node.name, header["plan"])
+        node.at.source = sources.own_source(node.config, told.values["experiment"])
+        node.at.source.client, node.at.source.kept = int(told.values["client"]), arrays["kept"]
+        node.at.own, _ = node.at.source.columns(node.name, header["plan"])
         description = Description.from_dict(told.values["description"])
         if sources.mark_of(node.own, node.key) != description.marks[int(told.values["client"])]:
             raise InvalidArgument(

@@ -293,6 +293,10 @@ class Server:
         self._at += 1
         return Total(values, stayed, words.view(np.int64))
 
+    def forget(self, client: int) -> Reveal | None:
+        """Take back a client's answer to step 4, for a sum that was refused because somebody's share is wrong."""
+        return self._came[3].pop(client, None)
+
     def _joined(self, field: str, owner: int) -> bytes:
         shares = {self._x[i]: getattr(answer, field)[owner] for i, answer in self._came[3].items()}
         return shamir.join(shares, self.terms.threshold)
