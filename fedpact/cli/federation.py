@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,10 +77,21 @@ def _configs(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return {f"node-{i}": {"client": i} for i in range(count)}
 
 
+def _ends_whole() -> None:
+    """SIGTERM ends the processes too, as Ctrl-C does."""
+
+    def end(*_: Any) -> None:
+        raise KeyboardInterrupt("ended.")
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)
+
+
 def up(options: argparse.Namespace) -> int:
     """`fedpact federation up`."""
     from fedpact.flower.local import NAME, Local
 
+    _ends_whole()
     with Local(options.folder, _configs(options)) as federation:
         told = {"address": federation.address, "nodes": list(federation.configs), "logs": f"{options.folder}/logs"}
         lines = [
@@ -100,6 +113,7 @@ def run(options: argparse.Namespace) -> int:
     from fedpact.run import Run
 
     read(options.file)  # refused here, before anything is started
+    _ends_whole()
     folder = Path(options.folder)
     out = Path(options.out) if options.out else folder / "run"
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)

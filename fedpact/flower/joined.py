@@ -80,7 +80,7 @@ def align(values: Mapping[str, Any], names: Sequence[str], closer: int, ask: Ask
     unmatched = values.get("data", {}).get("unmatched", "refuse")
     require_one_of("unmatched", unmatched, ("refuse", "drop"))
     session, everyone = os.urandom(16), range(len(names))
-    base = {"alignment": session.hex(), "parties": list(names)}
+    base = {"session": session.hex(), "parties": list(names)}
 
     def asked(step: str, messages: Mapping[int, Any]) -> dict[int, Message]:
         return ask({i: _packed(step, i, base, one) for i, one in messages.items()})
@@ -193,7 +193,7 @@ class Joined(Source):
     def align(self, name: str, message: Message) -> bytes:
         """A step of the alignment."""
         values, step = message.values, message.values["step"]
-        session = bytes.fromhex(values["alignment"])
+        session = bytes.fromhex(values["session"])
         if step == "begin":
             self.party = psi.Party(session, name, values["parties"], list(self.table.ids))
             return _packed("begin", 0, {}, self.party.begin()).pack()

@@ -36,7 +36,7 @@ import numpy as np
 import scipy.sparse
 
 from fedpact.core.contract import Batch
-from fedpact.core.errors import BudgetSpent, CheckpointError, FedpactError, InvalidArgument
+from fedpact.core.errors import BudgetSpent, CheckpointError, DataError, FedpactError, InvalidArgument
 from fedpact.core.files import make_folder, write_atomic, writing
 from fedpact.core.loop import Loop
 from fedpact.core.store import Store, _name
@@ -53,6 +53,7 @@ from fedpact.flower.vertical import PartyAtNode, coded
 from fedpact.privacy.budget import Budget
 from fedpact.privacy.ledger import Ledger
 
+log = logging.getLogger("fedpact")
 KEY = "node.key"
 #: How many runs a node has in memory at most; the others are on its disk.
 SESSIONS = 8
@@ -60,6 +61,18 @@ SESSIONS = 8
 
 class StateLost(CheckpointError):
     """The node has not the state that the server knows it by."""
+
+
+#: What an error answer calls its reason, where the server acts on it.
+WHY: dict[type[Exception], str] = {StateLost: "state", KeysLost: "keys", BudgetSpent: "budget"}
+
+
+def _told(error: FedpactError) -> str:
+    """The sentence for the server. One about rows does not say what was found in them: that stays in the log."""
+    sentence = str(error)
+    if not isinstance(error, DataError):
+        return sentence
+    return f"{sentence.partition(', got')[0]}; what was found is in the node's own log."
 
 
 class Session:
@@ -108,18 +121,13 @@ class Node:
             if handler is None:
                 raise Refused(f"question must be one that a node answers, got {message.kind!r}.")
             return handler(message)
-        except StateLost as error:
-            return Message("error", {"why": "state", "sentence": str(error)}).pack()
-        except KeysLost as error:
-            return Message("error", {"why": "keys", "sentence": str(error)}).pack()
-        except BudgetSpent as error:
-            return Message("error", {"why": "budget", "sentence": str(error)}).pack()
         except FedpactError as error:
-            return Message("error", {"why": "refused", "sentence": str(error)}).pack()
-        except (
-            Exception
-        ) as error:  # a defect, of fedpact's or of the user's model: told by its kind, the rest is logged
-            sentence = f"{type(error).__name__}: {error}"
+            why = next((word for kind, word in WHY.items() if isinstance(error, kind)), "refused")
+            log.warning("%s", error)
+            return Message("error", {"why": why, "sentence": _told(error)}).pack()
+        except Exception as error:  # a defect, of fedpact's or of the user's model
+            log.exception("a question could not be answered")
+            sentence = f"{type(error).__name__}; the log at node {self.name!r} has the rest."
             return Message("error", {"why": "failed", "sentence": sentence}).pack()
 
     def _session(self, name: str) -> Session:

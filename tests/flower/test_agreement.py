@@ -104,12 +104,14 @@ def test_other_columns_at_one_node_are_named(files):
         federate(flowered(values(files)), Direct(members(files)))
 
 
-def test_a_cell_that_cannot_be_read_is_named_with_its_node_and_line(files):
+def test_a_cell_that_cannot_be_read_is_named_with_its_node_and_line(files, caplog):
     rows = (files / "north.csv").read_text().splitlines()
     rows[3] = rows[3].replace(rows[3].split(",")[0], "old", 1)
     (files / "north.csv").write_text("\n".join(rows) + "\n")
-    with pytest.raises(ClientError, match=r"node 'north': column 'age' .*line 4\) must be a finite number, got 'old'"):
+    sentence = r"node 'north': column 'age' .*line 4\) must be a finite number; what was found is in the node's own log"
+    with pytest.raises(ClientError, match=sentence):
         federate(flowered(values(files)), Direct(members(files)))
+    assert "got 'old'" in caplog.text
 
 
 def test_a_run_is_not_resumed_on_other_rows(files):
@@ -154,7 +156,7 @@ def test_a_loader_gives_the_rows(files, monkeypatch, tmp_path):
         ({"csv": "a.csv", "loader": "b:c"}, "node configuration must be with csv or loader, not both"),
         ({"loader": "nothing"}, "loader must be module:function, got 'nothing'"),
         ({"loader": "no_such_module:load"}, "loader must be a function that can be imported"),
-        ({"csv": "nowhere.csv"}, "path must be a CSV file, got 'nowhere.csv', which does not exist"),
+        ({"csv": "nowhere.csv"}, "path must be a CSV file; what was found"),
         ({"cvs": "a.csv"}, "key of the node's configuration must be one of"),
     ],
 )

@@ -236,7 +236,7 @@ def test_answers_of_a_wrong_shape_are_refused_by_name(tmp_path):
 @pytest.mark.parametrize("records", [[5], [1, 1], [*range(19), 9999]], ids=["one", "two", "outside"])
 def test_a_node_answers_for_batches_of_the_experiment_alone(records, recorded):
     node = recorded[1].nodes[0]
-    told = {"client": 0, "mark": "x", "session": recorded[1].session}
+    told = {"client": 0, "mark": "x", "server": recorded[1].session}
     asked = Message("partial", told, [np.array(records, np.int64), np.zeros((10, 1))])
     answer = unpack(node.answer(asked.pack()))
     assert answer.kind == "error"
