@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export FEDPACT_DATA ?= $(wildcard $(abspath ../shared/data))
 
-.PHONY: install dev extras demo test drills test-extras check format bench clean
+.PHONY: install dev extras demo test drills drills-flower test-extras check format bench clean
 
 install: $(VENV)/installed
 dev: $(VENV)/developed
@@ -36,6 +36,9 @@ drills: dev  # runs killed and resumed, recordings replayed, the theory's long r
 
 test-extras: extras  # networks of PyTorch, Flax and Equinox; a Ray cluster; a Flower federation; sums on ciphertexts
 	$(BIN)/python -m pytest tests_extras
+
+drills-flower: extras  # every fault of a real federation at three random moments; the log is kept
+	FEDPACT_MOMENTS=3 $(BIN)/python -m pytest tests_extras/test_flower.py -k "killed" -s | tee docs/drills.log
 
 check: dev
 	$(BIN)/ruff format --check .

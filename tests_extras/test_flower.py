@@ -206,39 +206,57 @@ def _kill(processes):
 
 
 FAULTS = (kill_node, kill_resident, kill_superlink, kill_server_app, hang_node)
-#: How many moments of each: one, or as many as `make drills-flower` asks for.
-MOMENTS = int(os.environ.get("FEDPACT_MOMENTS", "1"))
+#: How many moments of each fault `make drills-flower` takes; without it one run meets them all, one after the other.
+MOMENTS = int(os.environ.get("FEDPACT_MOMENTS", "0"))
+
+
+def harmed(faults, folder, rounds, seconds, rng, say):
+    """A run with these faults, the k-th at a random moment after round k."""
+    path, run = folder / "drill.toml", folder / "run"
+    path.write_text(text("fedadmm", flower(), rounds=rounds))
+    with Local(folder / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
+
+        def harm():
+            for k, fault in enumerate(faults, 1):
+                while not (run / "history.csv").exists() or len((run / "history.csv").read_text().splitlines()) < k + 2:
+                    time.sleep(0.1)
+                    if (run / "result.json").is_file():
+                        return
+                delay = rng.uniform(0, 10)
+                time.sleep(delay)
+                say(f"{fault.__name__}, {delay:.1f} s after round {k}")
+                fault(federation)
+
+        thread = threading.Thread(target=harm)
+        thread.start()
+        federation.finish(path, run, seconds, say)
+        thread.join()
+    assert federation.processes_of() == []
+    one = simulated("fedadmm", folder, rounds=rounds)
+    found = Run.load(run)
+    assert abs(found.history.end("objective") - one.history.end("objective")) < 1e-6
+    same(found, one, 1e-12)
+
+
+def test_one_fault_of_each_kind_in_one_run_and_it_ends_as_an_undisturbed_one(tmp_path):
+    seed = random.SystemRandom().randrange(2**32)
+    rng, said = random.Random(seed), []
+    say = lambda line: (said.append(line), print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
+    say(f"seed {seed}")
+    harmed(rng.sample(FAULTS, len(FAULTS)), tmp_path, len(FAULTS) + 2, 1500, rng, say)
+    assert sum(fault.__name__ in line for line in said for fault in FAULTS) == len(FAULTS)
+    assert any("superlink was lost" in line for line in said)
+    assert any("a was lost" in line for line in said)
+    assert any("the server app was lost" in line for line in said)
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_whatever_is_killed_the_run_ends_as_an_undisturbed_one(fault, moment, tmp_path):
     seed = random.SystemRandom().randrange(2**32)
-    rng, said = random.Random(seed), []
-    say = lambda line: (said.append(line), print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
-    path = tmp_path / "drill.toml"
-    path.write_text(text("fedadmm", flower(), rounds=3))
-    with Local(tmp_path / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
-
-        def harm():
-            while not (tmp_path / "run" / "history.csv").exists():
-                time.sleep(0.1)
-            delay = rng.uniform(0, 15)
-            time.sleep(delay)
-            say(f"{fault.__name__}, {delay:.1f} s after round 1 (seed {seed})")
-            fault(federation)
-
-        thread = threading.Thread(target=harm)
-        thread.start()
-        federation.finish(path, tmp_path / "run", 550, say)
-        thread.join()
-    run = Run.load(tmp_path / "run")
-    one = simulated("fedadmm", tmp_path, rounds=3)
-    assert abs(run.history.end("objective") - one.history.end("objective")) < 1e-6
-    same(run, one, 1e-12)
-    if fault is not hang_node:
-        assert any("was lost" in line for line in said) or fault is kill_resident
-    assert federation.processes_of() == []
+    say = lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+    say(f"seed {seed}")
+    harmed([fault], tmp_path, 3, 600, random.Random(seed), say)
 
 
 def test_a_node_that_hangs_is_left_out_by_the_deadline_and_the_run_goes_on(tmp_path):
