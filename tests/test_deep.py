@@ -86,12 +86,14 @@ def test_rules_on_columns_that_are_not_measured_are_refused(federation):
     plain = dataset(test=False).split(clients=4)
     with pytest.raises(UnknownName, match=r", got 'test_accuracy'"):
         fp.run(fp.FedSGD(), PROBLEM, plain, rounds=1, stop=fp.stop.Target("test_accuracy", 0.9, above=True))
-    with pytest.raises(UnknownName, match=r"^telemetry must be one of all, test, got 'tests'\. Did you mean 'test'\?"):
+    with pytest.raises(
+        UnknownName, match=r"^telemetry must be one of all, none, test, got 'tests'\. Did you mean 'test'\?"
+    ):
         fp.run(fp.FedSGD(), PROBLEM, federation, rounds=1, telemetry="tests")
     for options in ({"engine": "debug"}, {}):
         where = federation if options else plain
         with pytest.raises(
-            InvalidArgument, match=r"^telemetry must be \"all\" here, got 'test'\. It needs another engine"
+            InvalidArgument, match=r"^telemetry must be \"all\" or \"none\" here, got 'test'\. It needs another engine"
         ):
             fp.run(fp.FedSGD(), PROBLEM, where, rounds=1, telemetry="test", **options)
 
@@ -147,7 +149,7 @@ def test_the_cnns_have_names(name):
     [
         (
             {"run": {"engine": {"name": "hots"}}},
-            r"^engine must be one of debug, host, local, ray, got 'hots'\. Did you mean 'host'",
+            r"^engine must be one of debug, flower, host, local, ray, got 'hots'\. Did you mean 'host'",
         ),
         (
             {"run": {"engine": {"name": "host", "at_ones": 1}}},

@@ -19,7 +19,7 @@ SETTINGS = {  # what --set is given: the parts of the sentence
     "problem.name=logistc": ("problem must be one of ", "got 'logistc'. Did you mean 'logistic'?"),
     "split.how=colum": ("how must be one of ", "got 'colum'. Did you mean 'column'?"),
     "algorithm.preset=lipshitz": ("fedavg preset must be one of ", "got 'lipshitz'. Did you mean 'lipschitz'?"),
-    "run.engine=locl": ("engine must be one of debug, host, local, ray, got 'locl'. Did you mean 'local'?",),
+    "run.engine=locl": ("engine must be one of debug, flower, host, local, ray, got 'locl'. Did you mean 'local'?",),
     "run.precision=half": ("precision must be one of double, single, got 'half'.",),
     'run.participation={scheme="poison",rho=0.5}': ("must be one of ", "got 'poison'. Did you mean 'poisson'?"),
     # keys that do not exist, at the top and in every table

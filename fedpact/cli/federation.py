@@ -21,7 +21,7 @@ def add_federation(commands: Any, add_json: Callable[[argparse.ArgumentParser], 
     """The sub-commands `federation up`, `run` and `init`."""
     top = commands.add_parser("federation", help=ABOUT, description=ABOUT)
     add_json(top)
-    parts = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    parts = top.add_subparsers(title="commands", required=True, metavar="COMMAND", help="up, run or init")
 
     def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         sub = parts.add_parser(name, help=text, description=text)

@@ -261,7 +261,8 @@ def test_engines_by_name():
     own = LocalEngine(chunk=2)
     assert as_engine(own) is own
     with pytest.raises(
-        UnknownName, match=r"^engine must be one of debug, host, local, ray, got 'locl'\. Did you mean 'local'\?$"
+        UnknownName,
+        match=r"^engine must be one of debug, flower, host, local, ray, got 'locl'\. Did you mean 'local'\?$",
     ):
         as_engine("locl")
 
