@@ -59,7 +59,7 @@ FLOWER = 'engine = {{ name = "flower", notes = true, deadline = {deadline}, pati
 
 def text(name, engine="", precision="double", rounds=5):
     vertical = name.startswith("vertical")
-    how, l2 = ("features", "") if vertical else ("iid", "l2 = 1e-2\n")
+    how, l2 = ("features", "l2 = 0.0\n") if vertical else ("iid", "l2 = 1e-2\n")
     return TEXT.format(how=how, l2=l2, algorithm=ALGORITHMS[name], rounds=rounds, precision=precision, engine=engine)
 
 

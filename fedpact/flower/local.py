@@ -17,7 +17,6 @@ import datetime
 import ipaddress
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -316,9 +315,7 @@ class Local:
 
     def submit(self, experiment: Path, run: Path) -> int:
         """Start a run of an experiment's file; returns Flower's number of it."""
-        app = write_app(self.folder, "experiment.toml", str(run.resolve()), len(self.configs))
-        shutil.copyfile(experiment, app / "experiment.toml")
-        write_app(self.folder, str((app / "experiment.toml").resolve()), str(run.resolve()), len(self.configs))
+        app = write_app(self.folder, str(experiment.resolve()), str(run.resolve()), len(self.configs))
         told = self.flwr("run", str(app), NAME, "--format", "json").stdout
         found = json.loads(told[told.index("{") :])
         if not found.get("success", False):
