@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export FEDPACT_DATA ?= $(wildcard $(abspath ../shared/data))
 
-.PHONY: install dev extras demo test drills drills-flower test-extras check format bench clean
+.PHONY: install dev extras demo test drills drills-one drills-flower test-extras check format bench clean
 
 install: $(VENV)/installed
 dev: $(VENV)/developed
@@ -33,6 +33,9 @@ test: dev
 
 drills: dev  # runs killed and resumed, recordings replayed, the theory's long runs
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m drill
+
+drills-one: dev  # of each kind one
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m drill --one-of-each
 
 test-extras: extras  # networks of PyTorch, Flax and Equinox; a Ray cluster; a Flower federation; sums on ciphertexts
 	$(BIN)/python -m pytest tests_extras

@@ -21,10 +21,23 @@ if not os.environ.get("FEDPACT_DATA") and (SHARED / "data").is_dir():
 LONG = frozenset((Path(__file__).parent / "drills.txt").read_text(encoding="utf-8").splitlines())
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--one-of-each", action="store_true", help="of every drill's parameters the first only")
+
+
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.nodeid in LONG:
             item.add_marker(pytest.mark.drill)
+    if config.getoption("--one-of-each"):
+        first, others = {}, []
+        for item in items:
+            kind = (item.path, getattr(item, "originalname", item.name))
+            if item.get_closest_marker("drill") and first.setdefault(kind, item) is not item:
+                others.append(item)
+        config.hook.pytest_deselected(items=others)
+        dropped = set(map(id, others))
+        items[:] = [item for item in items if id(item) not in dropped]
 
 
 @pytest.fixture(scope="session", autouse=True)
