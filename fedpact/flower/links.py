@@ -76,7 +76,7 @@ class Grid(Telling):
     was lost with a question is asked again when it is back, as long as the round waits for it.
     """
 
-    EVERY = 0.2
+    EVERY = 0.5
 
     def __init__(self, grid: Any, post: Callable[[bytes, int, str], Any], open_: Callable[[Any], Any]) -> None:
         super().__init__()
