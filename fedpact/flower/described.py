@@ -142,6 +142,10 @@ def experiment_of(values: Mapping[str, Any], description: Description) -> tuple[
     engine: Any = found.run.pop("engine", None)
     if not isinstance(engine, FlowerEngine):
         engine = FlowerEngine()
+    if found.private is not None:
+        hint = "The server's noise would come from the seed, which nodes know. Let the clients add it."
+        place = found.private.place
+        require(place == "local", "place of [privacy]", '"local" in a federation', place, hint=hint)
     if description.layout is not None:
         how, hint = getattr(found.algorithm, "collection", "two-step"), "Parties send no rows to the server."
         require(how == "two-step", "collection", '"two-step" in a federation', how, hint=hint)

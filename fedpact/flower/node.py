@@ -28,6 +28,7 @@ import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from fedpact.core.loop import Loop
 from fedpact.core.store import Store, _name
 from fedpact.core.wire import Message, Refused, checked, unpack
 from fedpact.data.schema import Column
-from fedpact.definition import PRECISIONS, loop_of, mark_of, private_plan, start_of
+from fedpact.definition import PRECISIONS, loop_of, private_plan, start_of
 from fedpact.engines.flower import FlowerEngine
 from fedpact.flower import sources
 from fedpact.flower.coding import only_summed
@@ -58,6 +59,8 @@ log = logging.getLogger("fedpact")
 KEY = "node.key"
 #: How many runs a node has in memory at most; the others are on its disk.
 SESSIONS = 8
+#: Who releases, in a node's own ledger: whatever number a run gives it.
+WHO = "this node"
 
 
 class StateLost(CheckpointError):
@@ -277,7 +280,6 @@ class RunAtNode:
                 f"{node.config['epsilon']}, got one without [privacy]. Add it, or take epsilon out."
             )
         self.loop: Loop = loop_of(e)
-        self.mark = mark_of(e)[:16]
         assert isinstance(e.engine, FlowerEngine)
         self.secure, self.largest = e.engine.secure, e.engine.largest
         self.rules = Rules(str(told.values["run"]), e.engine.bound, e.engine.threshold)
@@ -407,7 +409,7 @@ class RunAtNode:
         t, version = int(values["round"]), int(values["version"])
         state = self._state(version, str(values["digest"]))
         if self.private is not None:
-            self._spend(t)
+            self._spend(t, question)
         msg = self._broadcast(message)
         new, upload, notes = jax.device_get(self._step((msg, jnp.asarray(t), self._root()), self.batch, state))
         self._store().put({self.client: new}, t + 1)
@@ -471,18 +473,31 @@ class RunAtNode:
             return Message("measure", {"client": self.client}, _arrays(sums)).pack()
         return Message("measure", {"client": self.client, **self._put("measure", message, _arrays(sums))}).pack()
 
-    def _spend(self, t: int) -> None:
-        """Write into the node's own ledger what this round releases, if its own budget has room."""
+    def _spend(self, t: int, question: str) -> None:
+        """Write into the node's own ledger what the answer to this question releases, if its own budget has room.
+
+        The ledger is of all runs here. Noise is drawn anew for every answer, so each question is a release of its own,
+        also of a round that had one: the next attempt. But one that is the ledger's last line and whose answer is not
+        kept was never answered, for the answer is written down before it leaves; it is spent.
+        """
         assert self.private is not None
-        config = self.node.config
+        config, mark = self.node.config, f"{self.told.values['run']}-{question[:32]}"
         with Ledger(self.node.folder) as ledger:
-            releases = self.private.releases(t, np.asarray([self.client]), self.mark)
+            if ledger.releases and ledger.releases[-1].output == mark:
+                return
+            (release,) = self.private.releases(t, np.asarray([self.client]), mark)
+            before = [r for r in ledger.releases if (r.round, r.purpose) == (release.round, release.purpose)]
+            release = replace(release, who=WHO, attempt=len(before))
             if "epsilon" in config:
                 budget = Budget(float(config["epsilon"]), float(config.get("delta", 1e-5)), *self.private.claim)
-                over = budget.exceeded_by(ledger, releases)
-                if over is not None:
-                    raise BudgetSpent(f"node {self.node.name!r} must keep to its own ε, got a round beyond it: {over}")
-            ledger.spend(releases)
+                if (over := budget.exceeded_by(ledger, [release])) is not None:
+                    _, spent, then = over
+                    raise BudgetSpent(
+                        f"epsilon of node {self.node.name!r} must cover round {t}, got ε = {then:.4g} after it where "
+                        f"{budget.epsilon:g} at δ = {budget.delta:g} is granted, and {spent:.4g} is spent over all "
+                        "runs. Nothing was released."
+                    )
+            ledger.spend([release])
 
     def _sweep(self, versions: set[int]) -> None:
         names = {_name(self.client, version) for version in versions}
