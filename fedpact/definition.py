@@ -195,7 +195,9 @@ class Experiment:
         """Of all that decides the numbers; the number of rounds may grow."""
         config = self.config()
         del config["run"]["rounds"]
-        engine = {f.name: getattr(self.engine, f.name) for f in dataclasses.fields(self.engine) if f.compare}
+        loose = getattr(self.engine, "loose", ())  # how long to wait, and for whom: it may change from resume to resume
+        fields = [f.name for f in dataclasses.fields(self.engine) if f.compare and f.name not in loose]
+        engine = {name: getattr(self.engine, name) for name in fields}
         return checkpoint.digest(config | {"engine": engine})
 
 

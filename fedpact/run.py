@@ -374,7 +374,10 @@ def execute(
     require(folder is not None or not resuming, "resume", "False without a folder", resuming, hint="Give the folder.")
     path = None if folder is None else Path(folder)
     with RunFolder(path, experiment, resuming, source) if path is not None else nullcontext() as keeper:
-        return _execute(experiment, keeper, name, progress)
+        try:
+            return _execute(experiment, keeper, name, progress)
+        finally:
+            getattr(experiment.engine, "close", lambda: None)()  # the workers of a cluster
 
 
 def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None, progress: bool | None) -> Run:

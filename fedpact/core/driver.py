@@ -194,8 +194,9 @@ def _measure_last(loop: Loop, carry: Carry, data: Any, histories: Sequence[Histo
     It is in the run's history, not in the folder's history.csv: a run that is extended has the rows of a longer one.
     """
     measure = jax.vmap(loop.measure_stage) if trials else loop.measure_stage
+    more = () if loop.engine.compiled else (histories[0].rounds,)  # for sentences alone
     with jax.disable_jit(loop.engine.eager):
-        row = jax.device_get((jax.jit(measure) if loop.engine.compiled else measure)(carry.state, data))
+        row = jax.device_get((jax.jit(measure) if loop.engine.compiled else measure)(carry.state, data, *more))
     for i, history in enumerate(histories):
         if history.rounds % loop.evaluate_every:
             history.fill({name: float(value[i] if trials else value) for name, value in row.items()})

@@ -51,10 +51,10 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
                 path.rmdir()
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a crash."""
+def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file so that it is there whole or not at all, also after a crash. `mode` is less the user's umask."""
     with writing(path.parent):
-        _rename_all({path: content})
+        _rename_all({path: content}, mode)
 
 
 def write_files(folder: str | os.PathLike[str], contents: Mapping[str, bytes]) -> Path:
@@ -78,11 +78,11 @@ def write_files(folder: str | os.PathLike[str], contents: Mapping[str, bytes]) -
     return root
 
 
-def _rename_all(contents: Mapping[Path, bytes]) -> None:
+def _rename_all(contents: Mapping[Path, bytes], mode: int = 0o666) -> None:
     staged = {path.with_name(f".{path.name}.{os.getpid()}.tmp"): path for path in contents}
     try:
         for temporary, path in staged.items():
-            _write_synced(temporary, "wb", contents[path])
+            _write_synced(temporary, "wb", contents[path], mode)
         for temporary, path in staged.items():
             os.replace(temporary, path)
     finally:
@@ -107,8 +107,8 @@ def append_synced(path: Path, content: bytes) -> None:
         _write_synced(path, "ab", content)
 
 
-def _write_synced(path: Path, mode: str, content: bytes) -> None:
-    with path.open(mode) as file:
+def _write_synced(path: Path, how: str, content: bytes, mode: int = 0o666) -> None:
+    with open(path, how, opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

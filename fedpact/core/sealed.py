@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def seal(kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -34,5 +37,23 @@ def unseal(kind: str, content: bytes) -> tuple[dict[str, Any], dict[str, np.ndar
     if first != f"fedpact-{kind} 1 {hashlib.sha256(body).hexdigest()}".encode():
         return None
     line, _, payload = body.partition(b"\n")
+    if not _plain(payload):
+        return None
     with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
         return json.loads(line), {name: arrays[name] for name in arrays.files}
+
+
+def _plain(payload: bytes) -> bool:
+    """Whether the arrays take no more room than the bytes they came in: nothing is compressed, no size is made up."""
+    with zipfile.ZipFile(io.BytesIO(payload)) as archive:
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED or member.file_size > len(payload):
+                return False
+            with archive.open(member) as file:
+                read = HEADERS.get(np.lib.format.read_magic(file))
+                if read is None:
+                    return False
+                shape, _, dtype = read(file)
+            if dtype.hasobject or math.prod(shape) * dtype.itemsize > member.file_size:
+                return False
+    return True

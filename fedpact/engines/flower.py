@@ -61,8 +61,8 @@ class Link(Protocol):
         """Client → its answer, a `Message`; or the `Refused` that says why there is none."""
         ...
 
-    def late(self) -> dict[int, Any]:
-        """Answers that came after their question was given up."""
+    def late(self) -> Sequence[tuple[int, Any]]:
+        """Clients and their answers to steps that came after the question was given up, in the order they came."""
         ...
 
 
@@ -130,6 +130,8 @@ class FlowerEngine:
     compiled, eager, first_block = False, False, 1
     every_round = True  # a checkpoint after each: what nodes have released is not asked for again but in that one
     told = ("missing", "refused_uploads", "late")
+    #: What may change when a run is resumed.
+    loose = ("deadline", "quorum", "patience", "late", "stale", "largest", "notes")
     _running: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -137,6 +139,9 @@ class FlowerEngine:
         for name in ("deadline", "patience"):
             value = getattr(self, name)
             require(is_number(value) and value > 0, name, "a number of seconds above 0", value)
+        hint = "A round waits for everyone until the deadline, and for the quorum until patience ends."
+        at_least = f"at least the deadline, {self.deadline:g} s"
+        require(self.patience >= self.deadline, "patience", at_least, self.patience, hint=hint)
         require(is_number(self.quorum) and 0 < self.quorum <= 1, "quorum", "a fraction in (0, 1]", self.quorum)
         ok = isinstance(self.largest, float | int) and not isinstance(self.largest, bool) and self.largest > 0
         require(ok, "largest", "above 0", self.largest)
@@ -289,6 +294,7 @@ class FlowerEngine:
         answers = (masked or self.link).ask(questions, self.deadline, enough, self.patience)
         total: list[np.ndarray] | None = None
         who, finite = [], True
+        endless: dict[int, list[np.ndarray]] = {}  # what is not finite is left out where others' is; alone, it counts
         for i in sorted(answers):
             try:
                 message = self._sound_answer(answers[i])
@@ -296,6 +302,9 @@ class FlowerEngine:
                     finite = masked.add(i, message) and finite
                     continue
                 one = checked(message, leaves, self.name(i))
+                if not all(np.isfinite(a).all() for a in one):
+                    endless[i] = one
+                    continue
             except InvalidArgument as refused:
                 log.warning("round %d, %s, measure: %s", t, self.name(i), refused)
                 if masked is not None:
@@ -303,6 +312,11 @@ class FlowerEngine:
                 continue
             total = one if total is None else [a + b for a, b in zip(total, one, strict=True)]
             who.append(i)
+        for i, one in endless.items():
+            log.warning("round %d, %s, measure: its numbers are not finite", t, self.name(i))
+            if not who:
+                total = one if total is None else [a + b for a, b in zip(total, one, strict=True)]
+        who = who or list(endless)
         if masked is not None:
             total, who = masked.total() if finite else (_nothing(leaves), everyone)
         count = len(who)
@@ -412,16 +426,16 @@ class Round:
         self.note_shapes, self.note_tree = jax.tree.flatten(notes)
         self.came: dict[int, Answer] = {}
         self.refused: dict[int, str] = {}
+        self.fresh: set[int] = set()  # who was asked to start again from the state of one that joins
 
     def late(self, asked: set[int]) -> int:
         """Answers of rounds that went on without them: used where the rule says so and nobody asks them again now."""
         engine, used = self.engine, 0
-        for i, answer in engine.link.late().items():
-            usable = engine.late == "use" and i not in asked
-            what = "used" if usable else "dropped"
-            log.warning("round %d, %s: a late upload was %s", self.t, engine.name(i), what)
-            if usable:
+        for i, answer in engine.link.late():
+            if engine.late == "use" and i not in asked:
                 used += self._take(i, answer, late=True)
+            else:
+                log.warning("round %d, %s: a late upload was dropped", self.t, engine.name(i))
         return used
 
     def ask(self, ids: Sequence[int], sent: Sequence[np.ndarray], drawn: int) -> None:
@@ -440,14 +454,19 @@ class Round:
                 else:
                     self._take(i, answers[i])
         if again:
+            self.fresh = set(again)
             questions = {i: self._question(i, sent, fresh=True) for i in again}
             answers = link.ask(questions, engine.deadline, len(questions), engine.deadline)
-            for i in answers:
-                self._take(i, answers[i])
-        if len(self.came) < enough and not any(not one.finite for one in self.came.values()):
+            for i in questions:
+                if i in answers:
+                    self._take(i, answers[i])
+                else:
+                    log.warning("round %d, %s: no answer by the deadline; left out", self.t, engine.name(i))
+        answered = [one for i, one in self.came.items() if i in ids]  # late ones are no part of the quorum
+        if len(answered) < enough and all(one.finite for one in answered):
             told = "; ".join(f"{engine.name(i)}: {why}" for i, why in self.refused.items())
             raise ClientError(
-                f"round {self.t}: at least {enough} of {drawn} clients must answer, got {len(self.came)}. "
+                f"round {self.t}: at least {enough} of {drawn} clients must answer, got {len(answered)}. "
                 f"{told + '. ' if told else ''}Start the missing nodes and resume, or lower the quorum."
             )
 
@@ -494,9 +513,13 @@ class Round:
             message = engine._sound_answer(answer)
             self.came[i] = self._checked(i, message, late)
         except InvalidArgument as refused:
-            log.warning("round %d, %s: upload refused: %s", self.t, engine.name(i), refused)
-            self.refused[i] = str(refused)
+            which = "late upload" if late else "upload"
+            log.warning("round %d, %s: %s refused: %s", self.t, engine.name(i), which, refused)
+            if not late:
+                self.refused[i] = str(refused)
             return False
+        if late:
+            log.warning("round %d, %s: a late upload was used", self.t, engine.name(i))
         return True
 
     def _checked(self, i: int, message: Message, late: bool) -> Answer:
@@ -506,13 +529,14 @@ class Round:
             raise Refused(f"answer of {who} must be a step, got {message.kind!r}.")
         if values.get("client") != i:
             raise Refused(f"answer of {who} must be its own, got one of client {values.get('client')!r}.")
-        if values.get("round") != self.t and not late:
-            raise Refused(f"answer of {who} must be of round {self.t}, got one of round {values.get('round')!r}.")
-        based = self.clients.versions.get(i, 0)
-        if values.get("based") not in (based, 0):
+        t = values.get("round")
+        if not isinstance(t, int) or (t >= self.t if late else t != self.t):
+            raise Refused(f"answer of {who} must be of round {self.t}, got one of round {t!r}.")
+        based = 0 if i in self.fresh else self.clients.versions.get(i, 0)
+        if values.get("based") != based:
             raise Refused(f"answer of {who} must go on from version {based}, got {values.get('based')!r}.")
         version, digest = values.get("version"), values.get("digest")
-        if not (isinstance(version, int) and version == values["round"] + 1 and isinstance(digest, str) and digest):
+        if not (isinstance(version, int) and version == t + 1 and isinstance(digest, str) and digest):
             raise Refused(f"answer of {who} must tell its state's version and digest, got {version!r}, {digest!r}.")
         noted = bool(values.get("notes"))
         shapes = self.shapes if self.sum is None else []

@@ -16,7 +16,7 @@ A round needs everyone. A party that does not answer within `patience` seconds e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ class PartiesEngine:
 
     patience: float = 600.0
     compiled, eager, first_block = False, False, 1
+    loose = ("patience",)
     every_round = True  # a checkpoint after each: a round costs seconds
     _running: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -50,9 +51,11 @@ class PartiesEngine:
     def of(cls, engine: FlowerEngine) -> PartiesEngine:
         """As an experiment's engine says; what makes no sense where a round needs everyone is refused."""
         usual = FlowerEngine()
-        for name in ("quorum", "late", "largest"):
+        for name in (f.name for f in fields(engine) if f.compare and f.name != "patience"):
             value, wanted = getattr(engine, name), getattr(usual, name)
-            hint = "A round needs every party's columns: leave it out."
+            if name == "deadline" and value == engine.patience:
+                continue  # a round that needs everyone waits for them as long as it waits at all
+            hint = "A round needs every party's columns, and its sums are masked always: leave it out."
             require(value == wanted, name, f"{wanted!r} for data split by features", value, hint=hint)
         return cls(engine.patience)
 

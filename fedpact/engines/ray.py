@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -215,13 +216,15 @@ class RayEngine:
         self._ask("learn", dict.fromkeys(self._running["actors"], (stage, blob)), f"learning {stage}")
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and remove the states they kept."""
+        if not self._running:
+            return
         ray = the_extra("ray")
         for actor in self._running.get("actors", {}).values():
             with contextlib.suppress(Exception):
                 ray.kill(actor)
-        if "temporary" in self._running:
-            self._running["temporary"].cleanup()
+        if "folder" in self._running:  # a checkpoint has its own copies
+            shutil.rmtree(self._running["folder"], ignore_errors=True)
         self._running.clear()
 
     # The engine's side of a run
@@ -239,13 +242,9 @@ class RayEngine:
             least = int(np.argmin(rows))
             owned[least].append(int(client))
             rows[least] += int(federation.sizes[client])
-        folder = self.folder
-        if folder is None:
-            self._running["temporary"] = tempfile.TemporaryDirectory(prefix="fedpact-ray-")
-            folder = self._running["temporary"].name
-        else:
-            make_folder(Path(folder))
-            folder = tempfile.mkdtemp(prefix="fedpact-ray-", dir=folder)
+        if self.folder is not None:
+            make_folder(Path(self.folder))
+        folder = tempfile.mkdtemp(prefix="fedpact-ray-", dir=self.folder)
         data = {}
         for number, clients in owned.items():
             parts = {client: _dense(federation.client(client), dtype) for client in sorted(clients)}

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedpact.core.errors import DataError, require_one_of
-from fedpact.core.wire import Message
+from fedpact.core.wire import Message, checked
 from fedpact.data.dataset import SCALES
 from fedpact.data.schema import Column, Schema
 from fedpact.data.tables import CODINGS, TASKS, _coded
@@ -145,7 +145,7 @@ def _asked(
     answers = ask(questions)
     out = []
     for i in range(clients):
-        found = [np.asarray(a, np.float64) for a in answers[i].arrays]
+        found = checked(answers[i], shapes, f"node {i}")
         if not all(np.isfinite(a).all() for a in found):
             raise DataError(f"sums of node {i} must be finite, got others. A column is too large to be squared.")
         out.append(found)

@@ -13,6 +13,8 @@ import numpy as np
 from fedpact.core.wire import Message, Refused, unpack
 
 log = logging.getLogger("fedpact")
+#: Seconds until a node that failed, or could not be sent to, is asked again.
+AGAIN = 3.0
 
 
 class Telling:
@@ -64,9 +66,9 @@ class Direct(Telling):
         except Refused as refused:
             return refused
 
-    def late(self) -> dict[int, Any]:
+    def late(self) -> list[tuple[int, Any]]:
         """Nothing comes late."""
-        return {}
+        return []
 
 
 class Grid(Telling):
@@ -83,18 +85,16 @@ class Grid(Telling):
         self.grid, self.post, self.open = grid, post, open_
         self.names: list[str] = []
         self.nodes: list[int] = []  # node ids by client
-        self.waiting: dict[str, int] = {}  # message id → client, of rounds that went on
-        self.found: Callable[[], None] = lambda: None  # look for nodes that came back under another id
+        self.waiting: dict[str, tuple[int, str]] = {}  # message id → client and kind, of rounds that went on
 
     def ask(self, questions: Mapping[int, Message], deadline: float, enough: int, patience: float) -> dict[int, Any]:
         """See `engines.flower.Link`."""
         begun = time.monotonic()
         contents = {client: self.packed(client, message) for client, message in questions.items()}
         kinds = {client: message.kind for client, message in questions.items()}
-        pending = self._push(contents, kinds)
         again: dict[int, float] = {}  # who failed, and when to ask again
+        pending = self._push(contents, kinds, again)
         answers: dict[int, Any] = {}
-        failed: dict[int, Refused] = {}
         while pending or again:
             for reply in self.grid.pull_messages(list(pending)):
                 client = pending.pop(reply.metadata.reply_to_message_id, None)
@@ -105,41 +105,49 @@ class Grid(Telling):
                 except Refused as refused:
                     answers[client] = refused
                 except LookupError as lost:  # Flower's own error: the node is gone, or its process failed
-                    failed[client] = Refused(f"node {self.names[client]!r} did not answer: {lost}")
-                    again[client] = time.monotonic() + 3
-                    log.warning("%s", failed[client])
+                    again[client] = time.monotonic() + AGAIN
+                    log.warning("node %r did not answer: %s", self.names[client], lost)
             spent = time.monotonic() - begun
-            if spent >= deadline and len(answers) >= enough:
+            good = sum(isinstance(answer, Message) and answer.kind != "error" for answer in answers.values())
+            if spent >= deadline and good >= enough:
                 break
             if spent >= patience:
                 break
             due = [client for client, when in again.items() if when <= time.monotonic()]
             if due:
-                self.found()
-                pending |= self._push({client: contents[client] for client in due}, kinds)
                 for client in due:
                     del again[client]
+                pending |= self._push({client: contents[client] for client in due}, kinds, again)
             if pending or again:
                 time.sleep(self.EVERY)
-        self.waiting |= pending
+        self.waiting |= {number: (client, kinds[client]) for number, client in pending.items()}
         return answers
 
-    def _push(self, contents: Mapping[int, bytes], kinds: Mapping[int, str]) -> dict[str, int]:
+    def _push(self, contents: Mapping[int, bytes], kinds: Mapping[int, str], again: dict[int, float]) -> dict[str, int]:
+        """Send; the messages' ids. Who could not be sent to is asked again later."""
         posts = [self.post(content, self.nodes[client], kinds[client]) for client, content in contents.items()]
         ids = list(self.grid.push_messages(posts))
-        return {message_id: client for message_id, client in zip(ids, contents, strict=True) if message_id}
+        ids += [None] * (len(posts) - len(ids))
+        out = {}
+        for number, client in zip(ids, contents, strict=True):
+            if number:
+                out[number] = client
+            else:
+                log.warning(
+                    "node %r could not be sent to: it is not there, or the message is too large", self.names[client]
+                )
+                again[client] = time.monotonic() + AGAIN
+        return out
 
-    def late(self) -> dict[int, Any]:
-        """What has come since for questions that were given up."""
-        out: dict[int, Any] = {}
-        if not self.waiting:
-            return out
-        for reply in self.grid.pull_messages(list(self.waiting)):
-            client = self.waiting.pop(reply.metadata.reply_to_message_id, None)
-            if client is None:
+    def late(self) -> list[tuple[int, Any]]:
+        """What has come since for steps that were given up; other answers that came late are of no use."""
+        out: list[tuple[int, Any]] = []
+        for reply in self.grid.pull_messages(list(self.waiting)) if self.waiting else ():
+            client, kind = self.waiting.pop(reply.metadata.reply_to_message_id, (None, ""))
+            if client is None or kind != "step":
                 continue
             try:
-                out[client] = unpack(self.open(reply))
+                out.append((client, unpack(self.open(reply), "step")))
             except (Refused, LookupError) as refused:
                 log.warning("late answer of node %r: %s", self.names[client], refused)
         return out

@@ -37,6 +37,8 @@ MARK = "FEDPACT_FEDERATION"
 YEARS = 2
 #: Seconds until a run that was submitted must have a server app, and without one until it counts as lost.
 STARTING, GONE = 30.0, 3.0
+#: Server apps that may be lost one after the other without a round between them.
+LOSSES = 5
 PYPROJECT = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -67,8 +69,7 @@ wait = 600
 
 
 def _private_file(path: Path, content: bytes) -> None:
-    write_atomic(path, content)
-    path.chmod(0o600)
+    write_atomic(path, content, mode=0o600)
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
@@ -358,14 +359,16 @@ class Local:
         until = time.monotonic() + seconds
         failure = Path(f"{run}.error")
         failure.unlink(missing_ok=True)
-        self.submit(experiment, run)
+        result, before = run / "result.json", _stamp(run / "result.json")  # of a shorter run that is now extended
+        number = self.submit(experiment, run)
         rounds, gone = -1, time.monotonic() + STARTING
+        lost, at = 0, -2  # server apps lost one after the other, and after which round
         while True:
             rounds = _shown(run, rounds, say)
             serving = bool(self.processes_of("superlink", "flwr-serverapp"))
             if failure.is_file():
                 raise ClientError(failure.read_text().strip())
-            if (run / "result.json").is_file() and not serving:
+            if result.is_file() and not serving and (_stamp(result) != before or "completed" in self.status(number)):
                 return
             if time.monotonic() > until:
                 raise ClientError(f"run must end within {seconds:g} s, got no end. Run it again: it is resumed.")
@@ -374,8 +377,15 @@ class Local:
             if serving:
                 gone = time.monotonic() + GONE
             elif time.monotonic() > gone:
+                lost = lost + 1 if rounds == at else 1
+                at = rounds
+                if lost > LOSSES:
+                    raise ClientError(
+                        f"server app must stay for a round, got {LOSSES} that were lost after round {max(rounds, 0)}. "
+                        f"Its log: {self.folder}/logs/superlink.log. Run it again: it is resumed."
+                    )
                 say("the server app was lost; the run is resumed")
-                self.submit(experiment, run)
+                number = self.submit(experiment, run)
                 gone = time.monotonic() + STARTING
             time.sleep(0.5)
 
@@ -411,6 +421,10 @@ class Local:
         while left := self.processes_of():
             _signal(left, signal.SIGKILL)
             time.sleep(0.05)
+
+
+def _stamp(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.is_file() else 0
 
 
 def _shown(run: Path, before: int, say: Callable[[str], None]) -> int:

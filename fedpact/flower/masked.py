@@ -188,8 +188,8 @@ class Sum:
             taken = [key for found in self._added.values() if isinstance(found, Keys) for key in found[3:]]
             self._added[i] = Keys(self.terms.session, self.terms.round, i, *self._sums.keys(i, values, taken))
         before = values.get("summed")
-        if isinstance(before, list) and all(isinstance(j, int) for j in before):
-            self._before[tuple(before)] += 1
+        if isinstance(before, list) and i in before and all(isinstance(j, int) for j in before):
+            self._before[tuple(sorted(set(before)))] += 1
         return True
 
     def total(self, enough: int = 0) -> tuple[list[np.ndarray], list[int]]:
@@ -211,8 +211,8 @@ class Sum:
     def _chosen(self) -> list[int]:
         """Who has answered; of vectors that were opened before, those they were opened over, if all are there."""
         here = sorted(self._added)
-        for who, _ in self._before.most_common():
-            if set(who) <= set(here):
+        for who, count in self._before.most_common():
+            if len(who) >= self.least and 2 * count > len(who) and set(who) <= set(here):
                 for i in sorted(set(here) - set(who)):
                     self._log(i, "", "left out: the sum was opened without it, before the run was resumed.")
                 return sorted(who)
@@ -441,7 +441,7 @@ class Book:
             )
 
     def write(self, survivors: Sequence[int]) -> None:
-        """Before the shares leave."""
+        """Before the shares leave. The first is never forgotten: a resumed run measures where it began once more."""
         others = [line for line in self._read().items() if line[0] != self.mark]
-        lines = [*others, (self.mark, sorted(survivors))][-REMEMBERED:]
-        write_atomic(self.path, json.dumps(dict(lines)).encode())
+        lines = [*others, (self.mark, sorted(survivors))]
+        write_atomic(self.path, json.dumps(dict([*lines[:1], *lines[1:][-REMEMBERED:]])).encode())

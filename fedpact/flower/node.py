@@ -106,8 +106,7 @@ class Node:
         """A secret of the node's own: marks of its data are keyed by it."""
         path = self.folder / KEY
         if not path.is_file():
-            write_atomic(path, secrets.token_bytes(32))
-            path.chmod(0o600)
+            write_atomic(path, secrets.token_bytes(32), mode=0o600)
         return path.read_bytes()
 
     @property
@@ -259,10 +258,6 @@ class Node:
         """The own block of the gradient."""
         return self._run().block(message)
 
-    def on_finish(self, message: Message) -> bytes:
-        """The run is over."""
-        return Message("finish", {}).pack()
-
 
 class RunAtNode:
     """A run as one node has it: the experiment, its own rows, its states on disk."""
@@ -377,7 +372,11 @@ class RunAtNode:
             raise StateLost(f"state of node {self.node.name!r} must be of version {version}, got {what}.")
         store.versions, store.held = {self.client: version}, {self.client: None}
         store.structure = jax.tree.structure(self.state_shape)
-        return store.get(self.client)
+        try:
+            return store.get(self.client)
+        except CheckpointError:
+            lost = f"state of node {self.node.name!r} must be of version {version}, got a file of it that is damaged."
+            raise StateLost(lost) from None
 
     def _digest_of(self, path: Path) -> str | None:
         """What the server knows a state by; in a secure run keyed, so that it cannot try what the state might be."""

@@ -70,6 +70,10 @@ def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patienc
     questions = {i: Message("coded", {"client": i, "schema": schema.to_dict()}) for i in everyone}
     answers = _ask(link, questions, patience)
     told = [answers[i].values for i in everyone]
+    for i, one in enumerate(told):
+        rows = one.get("rows")
+        fine = isinstance(rows, int) and 1 <= rows < 2**31
+        require(fine, f"rows of node {names[i]!r}", "a number from 1 to 2³¹−1", rows)
     return Description(
         tuple(names),
         tuple(int(one["rows"]) for one in told),

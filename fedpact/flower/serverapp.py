@@ -62,21 +62,7 @@ def _gather(grid: Any, link: Grid, values: Any, wanted: int, wait: float) -> lis
     order = numbered([said[k] for k in kept])
     link.nodes = [ids[kept[k]] for k in order]
     link.names = [str(said[kept[k]]["name"]) for k in order]
-    link.found = lambda: _look_again(grid, link)
     return [said[kept[k]]["survey"] for k in order]
-
-
-def _look_again(grid: Any, link: Grid) -> None:
-    """A node without a key comes back under another id: ask those that nobody knows who they are."""
-    known = set(link.nodes)
-    for node in sorted(set(grid.get_node_ids()) - known):
-        probe = Grid(grid, link.post, link.open)
-        probe.nodes, probe.names, probe.session = [node], [str(node)], link.session
-        answers = probe.ask({0: Question("hello", {})}, 30, 1, 30)
-        name = str(answers[0].values["name"]) if 0 in answers and not isinstance(answers[0], Exception) else ""
-        if name in link.names:
-            log.warning("node %r is back under another id", name)
-            link.nodes[link.names.index(name)] = node
 
 
 def _log_here() -> None:
@@ -105,6 +91,14 @@ def main(grid: FlowerGrid, context: Context) -> None:
         log.info("%s: %s; kept in %s", run.name, run.outcome, folder)
     except FedpactError as error:
         log.error("%s", error)
-        if "folder" in config:
-            write_atomic(Path(f"{config['folder']}.error"), f"{error}\n".encode())
+        _failed(config, str(error))
         raise SystemExit(1) from None
+    except Exception as error:
+        _failed(config, f"{type(error).__name__}: {error}. A defect of fedpact or of the model; the log has the rest.")
+        raise
+
+
+def _failed(config: Any, sentence: str) -> None:
+    """Leave word of why the run has ended, beside its folder."""
+    if "folder" in config:
+        write_atomic(Path(f"{config['folder']}.error"), f"{sentence}\n".encode())

@@ -186,14 +186,16 @@ class Table(_Raw):
         require(features, "drop", "fewer columns, so that a feature is left", self.drop)
         cells = self._column(self.target)
         values = Column(self.target, "number").code(cells)
-        distinct = sorted(set(cells))
+        distinct, many = sorted(set(cells)), len(np.unique(values)) > MOST_CLASSES
+        numbers, task = bool(np.isfinite(values).all()), self.table.get("task", "auto")
+        hidden = task == "regression" or (task == "auto" and numbers and many)  # numbers, not classes: cells
         return Survey(
             columns=features,
             categories={name: sorted(set(self._column(name)) - {""}) for name in self.categorical if name in features},
-            numbers=bool(np.isfinite(values).all()),
+            numbers=numbers,
             none=not bool(np.isfinite(values).any()),
-            many=len(np.unique(values)) > MOST_CLASSES,
-            values=distinct if len(distinct) <= 10 * MOST_CLASSES else [],
+            many=many,
+            values=[] if hidden or len(distinct) > 10 * MOST_CLASSES else distinct,
             file=True,
         )
 
@@ -259,7 +261,9 @@ class Loaded(_Raw):
             numbers=True,
             none=False,
             many=len(found) > MOST_CLASSES,
-            values=[f"{v:g}" for v in found] if len(found) <= MOST_CLASSES else [],
+            values=[]
+            if self.table.get("task") == "regression" or len(found) > MOST_CLASSES
+            else [f"{v:g}" for v in found],
         )
 
     def coded(self, columns: Sequence[Column]) -> np.ndarray:

@@ -214,8 +214,7 @@ class PartyAtNode:
         """Which run it is, what was told of it, the private key, and the rows that all parties have."""
         party = self.party
         arrays = {"private": np.frombuffer(party["private"], np.uint8), "kept": party["kept"]}
-        write_atomic(self.folder / FILE, seal("party", {"plan": party["plan"]}, arrays))
-        (self.folder / FILE).chmod(0o600)
+        write_atomic(self.folder / FILE, seal("party", {"plan": party["plan"]}, arrays), mode=0o600)
         write_atomic(self.folder / "prepare.bin", self.told.pack())
         sources.remember(self.node.folder, session, str(self.told.values["run"]))
 

@@ -47,7 +47,7 @@ class Faulty(Direct):
 
     def __init__(self, members: Any, on_answer: Any = None, before: Any = None) -> None:
         super().__init__(members)
-        self.on_answer, self.before, self.after_deadline = on_answer, before, {}
+        self.on_answer, self.before, self.after_deadline = on_answer, before, []
 
     def ask(self, questions: Any, deadline: float, enough: int, patience: float) -> dict[int, Any]:
         out = {}
@@ -57,13 +57,13 @@ class Faulty(Direct):
             answer = self._answer(i, message)
             arrived = answer if self.on_answer is None else self.on_answer(i, message, answer)
             if isinstance(arrived, Late):
-                self.after_deadline[i] = arrived.answer
+                self.after_deadline.append((i, arrived.answer))
             elif arrived is not None:
                 out[i] = arrived
         return out
 
-    def late(self) -> dict[int, Any]:
-        found, self.after_deadline = self.after_deadline, {}
+    def late(self) -> list[tuple[int, Any]]:
+        found, self.after_deadline = self.after_deadline, []
         return found
 
 

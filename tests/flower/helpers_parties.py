@@ -53,7 +53,7 @@ def simulated(values: dict[str, Any]) -> Run:
 def refused(values: dict[str, Any], link: Any) -> str:
     """The sentence that ends a run over this link."""
     try:
-        federate(over_nodes(values, patience=2.0), link)
+        federate(over_nodes(values, deadline=2.0, patience=2.0), link)
     except ClientError as error:
         return str(error)
     raise AssertionError("the run went on")
