@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import zipfile
 
 import numpy as np
 import pytest
@@ -44,3 +46,30 @@ def test_another_kind_and_any_damage_are_found():
     assert unseal("checkpoint", content) is None
     for at in range(0, len(content), 37):
         assert unseal("model", content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]) is None
+
+
+def resealed(change):
+    """A sealed file whose archive was changed, with the right checksum: whoever sends can make one."""
+    _, line, payload = seal("model", {}, {"w": np.zeros(10_000)}).split(b"\n", 2)
+    body = line + b"\n" + change(payload)
+    return f"fedpact-model 1 {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+
+def compressed(payload):
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(payload)) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new:
+        new.writestr("w.npy", old.read("w.npy"))
+    return out.getvalue()
+
+
+def larger_than_it_is(payload):
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(payload)) as old, zipfile.ZipFile(out, "w") as new:
+        new.writestr("w.npy", old.read("w.npy").replace(b"(10000,)", b"(99999,)"))
+    return out.getvalue()
+
+
+def test_arrays_take_no_more_room_than_their_bytes():
+    assert unseal("model", resealed(lambda payload: payload)) is not None
+    assert unseal("model", resealed(compressed)) is None
+    assert unseal("model", resealed(larger_than_it_is)) is None

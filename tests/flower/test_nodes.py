@@ -99,6 +99,18 @@ def test_telemetry_without_some_is_of_the_others_and_says_so(tmp_path, caplog):
     np.testing.assert_allclose(run.history.column("objective"), whole.history.column("objective"), rtol=0.2)
 
 
+def test_telemetry_that_is_not_finite_is_left_out_where_others_is(tmp_path, caplog):
+    def endless(i, question, answer):
+        return (
+            arrays(lambda a: [one * np.nan for one in a])(answer) if i == 1 and question.kind == "measure" else answer
+        )
+
+    run = federated("fedavg", tmp_path, Faulty(nodes(tmp_path), endless), flower={"quorum": 0.5}, rounds=2)
+    assert run.history.column("measured").tolist() == [0.75, 0.75, 0.75]
+    assert np.isfinite(run.history.column("objective")).all()
+    assert "client 1 (1), measure: its numbers are not finite" in caplog.text
+
+
 # Faults of nodes
 
 
@@ -118,6 +130,8 @@ BAD = {
     "from another round": (changed(round=0), "must be of round 2, got one of round 0"),
     "from another client": (changed(client=1), "must be its own, got one of client 1"),
     "from a stale state": (changed(based=1), "must go on from version 2, got 1"),
+    "from the state of one that joins": (changed(based=0), "must go on from version 2, got 0"),
+    "of no round": (changed(round=None), "must be of round 2, got one of round None"),
     "without its version": (changed(version=None), "must tell its state's version and digest"),
     "too long": (arrays(lambda a: [a[0] * 1e9, *a[1:]]), "must be of norm at most 1000, got"),
     "no step": (lambda answer: answer._replace(kind="join"), "must be a step, got 'join'"),
@@ -287,6 +301,14 @@ def test_server_and_nodes_resume_to_one_cut_where_nodes_are_ahead(tmp_path):
 # Bad starts
 
 
+def test_how_long_a_run_waits_may_change_when_it_is_resumed(tmp_path):
+    gone = lambda i, question, answer: None if i == 2 and step_of(question, 1) else answer
+    with pytest.raises(ClientError, match="at least 4 of 4 clients must answer, got 3"):
+        federated("fedavg", tmp_path, Faulty(nodes(tmp_path), gone), run=tmp_path / "run")
+    run = federated("fedavg", tmp_path, run=tmp_path / "run", flower={"quorum": 0.5, "deadline": 9})
+    same_history(run, simulated("fedavg"), 1e-12)
+
+
 def test_as_many_nodes_as_clients(tmp_path):
     with pytest.raises(InvalidArgument, match=r"nodes must be the 4 clients of \[split\], got 3"):
         federated("fedavg", tmp_path, Direct(nodes(tmp_path, 3)))
@@ -308,6 +330,7 @@ def test_the_engine_needs_its_nodes(tmp_path):
         ({"late": "maybe"}, "late must be one of drop, use"),
         ({"stale": "guess"}, "stale must be one of refuse, restart"),
         ({"largest": -1}, "largest must be above 0"),
+        ({"deadline": 20, "patience": 10}, "patience must be at least the deadline, 20 s, got 10"),
     ],
 )
 def test_settings_of_the_engine_are_checked(options, sentence, tmp_path):
