@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export FEDPACT_DATA ?= $(wildcard $(abspath ../shared/data))
 
-.PHONY: install dev extras demo test drills drills-one drills-flower test-extras check format bench clean
+.PHONY: install dev extras demo test drills drills-core drills-one drills-network test-extras check format bench clean
 
 install: $(VENV)/installed
 dev: $(VENV)/developed
@@ -31,7 +31,9 @@ demo: install
 test: dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not drill"
 
-drills: dev  # runs killed and resumed, recordings replayed, the theory's long runs
+drills: drills-core drills-network
+
+drills-core: dev  # runs killed and resumed, recordings replayed, the theory's long runs
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m drill
 
 drills-one: dev  # of each kind one
@@ -40,8 +42,8 @@ drills-one: dev  # of each kind one
 test-extras: extras  # networks of PyTorch, Flax and Equinox; a Ray cluster; a Flower federation; sums on ciphertexts
 	$(BIN)/python -m pytest tests_extras
 
-drills-flower: extras  # every fault of a real federation at three random moments; the log is kept
-	FEDPACT_MOMENTS=3 $(BIN)/python -m pytest tests_extras/test_flower.py -k "killed" -s | tee docs/drills.log
+drills-network: extras  # every process of a real federation and of a Ray cluster killed at three random moments; the log is kept
+	FEDPACT_MOMENTS=3 $(BIN)/python -m pytest tests_extras/test_flower.py tests_extras/test_ray.py -k killed -s -v | tee docs/drills.log
 
 check: dev
 	$(BIN)/ruff format --check .

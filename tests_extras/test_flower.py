@@ -234,7 +234,7 @@ def _kill(processes):
 
 
 FAULTS = (kill_node, kill_resident, kill_superlink, kill_server_app, hang_node)
-#: How many moments of each fault `make drills-flower` takes; without it one run meets them all, one after the other.
+#: How many moments of each fault `make drills-network` takes; without it one run meets them all, one after the other.
 MOMENTS = int(os.environ.get("FEDPACT_MOMENTS", "0"))
 
 
