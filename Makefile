@@ -1,5 +1,6 @@
 # make demo, make test: a fresh clone with python3 and make needs nothing else.
 PYTHON ?= python3
+SHELL := /bin/bash -o pipefail
 VENV := .venv
 BIN := $(VENV)/bin
 export FEDPACT_DATA ?= $(wildcard $(abspath ../shared/data))

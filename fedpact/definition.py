@@ -217,6 +217,9 @@ def loop_of(experiment: Experiment) -> Loop:
     layout = getattr(e.federation, "layout", None)  # of data split by features
     algorithm = e.algorithm.build(e.problem, clients if layout is None else layout, e.participation.rate(clients))
     check_needs(algorithm, e.problem)
+    hint = "Its uploads are changes of what a client sent before: the server would count what was forgotten for ever."
+    again = getattr(e.engine, "stale", "refuse") == "refuse" or not algorithm.differences
+    require(again, "stale", f'"refuse" for {algorithm.name}', "restart", hint=hint)
     plan = private_plan(e)
     source = "system" if isinstance(e.engine, FlowerEngine) else "seed"  # a simulation can be computed again
     guard = None if plan is None else Guard(plan, e.problem, algorithm, source)

@@ -126,12 +126,10 @@ def test_the_same_experiment_on_local_ray_and_flower_has_the_same_history(federa
     for case, path in runs.items():
         same(Run.load(path), local[case], _tolerance(case))
     _nothing_of_a_row_crossed(federation, [Run.load(runs[name, "double"]) for name in ("fedavg", "fedpdm")])
-    with contextlib.suppress(ImportError):
-        import ray
-
-        for case in CASES:
-            same(simulated(case[0], tmp_path, 'engine = "ray"', case[1]), local[case], _tolerance(case))
-        ray.shutdown()
+    ray = pytest.importorskip("ray")
+    for case in CASES:
+        same(simulated(case[0], tmp_path, 'engine = "ray"', case[1]), local[case], _tolerance(case))
+    ray.shutdown()
 
 
 def _nothing_of_a_row_crossed(federation, runs):
@@ -162,9 +160,9 @@ def test_a_node_without_a_registered_key_cannot_join(federation):
     federation.ports["stranger"] = _free()
     try:
         federation.start_node("stranger")
-        ended = federation.processes["stranger"].wait(60)
+        federation.processes["stranger"].wait(60)
         log = (federation.folder / "logs" / "stranger.log").read_text(errors="replace")
-        assert ended != 0 or "denied" in log.lower() or "permission" in log.lower(), log[-2000:]
+        assert "denied" in log.lower() or "permission" in log.lower(), log[-2000:]
         listed = federation.flwr("supernode", "list", NAME, "--format", "json").stdout
         online = [node for node in json.loads(listed[listed.index("{") :])["nodes"] if node["status"] == "online"]
         assert len(online) == 2
@@ -255,7 +253,7 @@ def harmed(faults, folder, rounds, seconds, rng, say):
                 say(f"{fault.__name__}, {delay:.1f} s after round {k}")
                 fault(federation)
 
-        thread = threading.Thread(target=harm)
+        thread = threading.Thread(target=harm, daemon=True)
         thread.start()
         federation.finish(path, run, seconds, say)
         thread.join()
@@ -288,7 +286,7 @@ def test_whatever_is_killed_the_run_ends_as_an_undisturbed_one(fault, moment, tm
 
 
 def test_a_node_that_hangs_is_left_out_by_the_deadline_and_the_run_goes_on(tmp_path):
-    """A deadline of five seconds and a quorum of one: who is stopped for good is missing, and said to be."""
+    """A deadline of fifteen seconds and a quorum of one: who is stopped for good is missing, and said to be."""
     path = tmp_path / "drill.toml"
     path.write_text(text("fedavg", flower(deadline=15, quorum=0.5), rounds=3))
     with Local(tmp_path / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
@@ -300,7 +298,7 @@ def test_a_node_that_hangs_is_left_out_by_the_deadline_and_the_run_goes_on(tmp_p
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGSTOP)
 
-        thread = threading.Thread(target=harm)
+        thread = threading.Thread(target=harm, daemon=True)
         thread.start()
         federation.finish(path, tmp_path / "run", 400, print)
         thread.join()

@@ -274,6 +274,7 @@ class FedADMM(Settings):
             measure=measure,
             model=lambda server: server.theta,
             combine="sum",
+            differences=self.message == "augmented",
             packing=Packing(lambda msg, upload: upload.delta, lambda msg, v, count: Upload(v)),
             info=Info._fields,
             notes={"gradients": "sum", "epochs": "mean", "train_loss": "mean"}

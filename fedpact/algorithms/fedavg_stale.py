@@ -111,7 +111,7 @@ class FedAvgStale(Settings):
             w = server.w + cohort.sum(uploads.w) / m  # (3.14)
             return ServerState(w, server.round + 1), Info()
 
-        return bundle(self.name, problem, client_step, server_step)
+        return bundle(self.name, problem, client_step, server_step)._replace(differences=True)
 
 
 @dataclass(frozen=True)

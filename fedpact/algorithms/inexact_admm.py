@@ -263,6 +263,7 @@ class InexactADMM(Settings):
             measure=measure,
             model=lambda server: server.w,
             combine="sum",
+            differences=True,  # of z_i
             info=Info._fields,
             notes={"gradients": "sum", "violations": "mean", "epsilon": "max"},
             reads=PRIMAL_DUAL | {"lyapunov": "sum"},

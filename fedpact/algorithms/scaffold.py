@@ -150,6 +150,7 @@ class Scaffold(Settings):
             measure=measure,
             model=lambda server: server.x,
             combine="sum",
+            differences=True,  # c_i⁺ − c_i
             packing=Packing(
                 lambda msg, upload: Vector({"model": upload.model.tree, "control": upload.control.tree}),
                 lambda msg, v, count: Upload(Vector(v.tree["model"]), Vector(v.tree["control"])),

@@ -178,6 +178,7 @@ class Algorithm(NamedTuple):
     combine: str = (
         "each"  # "sum": linear in the uploads, so it can be streamed, masked, encrypted; "each": needs every message
     )
+    differences: bool = False  # uploads are changes of what a client sent before: one that forgot cannot begin again
     info: tuple[str, ...] = ()  # the fields of Info
     notes: Mapping[str, str] = {}  # how each field of Notes is read over clients: "sum", "min", "max" or "mean"
     reads: Mapping[str, Any] = {}  # of each measure, how its sum is read: "mean", a key of READS, or such a function

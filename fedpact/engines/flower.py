@@ -432,7 +432,7 @@ class Round:
         """Answers of rounds that went on without them: used where the rule says so and nobody asks them again now."""
         engine, used = self.engine, 0
         for i, answer in engine.link.late():
-            if engine.late == "use" and i not in asked:
+            if engine.late == "use" and i not in asked and i not in self.came:
                 used += self._take(i, answer, late=True)
             else:
                 log.warning("round %d, %s: a late upload was dropped", self.t, engine.name(i))
@@ -462,11 +462,13 @@ class Round:
                     self._take(i, answers[i])
                 else:
                     log.warning("round %d, %s: no answer by the deadline; left out", self.t, engine.name(i))
-        answered = [one for i, one in self.came.items() if i in ids]  # late ones are no part of the quorum
-        if len(answered) < enough and all(one.finite for one in answered):
+        answered = {i: one.finite for i, one in self.came.items() if i in ids}  # late ones are no part of the quorum
+        fine = sum(answered.values())
+        if fine < enough and (fine or len(answered) < enough):  # where nobody's is finite, the run has diverged
+            self.refused |= {i: "its upload is not finite" for i, finite in answered.items() if not finite}
             told = "; ".join(f"{engine.name(i)}: {why}" for i, why in self.refused.items())
             raise ClientError(
-                f"round {self.t}: at least {enough} of {drawn} clients must answer, got {len(answered)}. "
+                f"round {self.t}: at least {enough} of {drawn} clients must answer, got {fine}. "
                 f"{told + '. ' if told else ''}Start the missing nodes and resume, or lower the quorum."
             )
 

@@ -419,7 +419,7 @@ class RunAtNode:
         arrays = own + (_arrays(notes) if noted else [])
         body = Message("step", {**told, "notes": noted, "own": len(own)}, arrays).pack()
         write_atomic(kept, question.encode() + b"\n" + body)
-        self._sweep({int(v) for v in values.get("keep", ())} | {version, t + 1})
+        self._sweep({int(v) for v in values.get("keep", ())} | {version}, t + 1)
         return body
 
     def _mine(self, values: Mapping[str, Any]) -> None:
@@ -498,11 +498,12 @@ class RunAtNode:
                     )
             ledger.spend([release])
 
-    def _sweep(self, versions: set[int]) -> None:
-        names = {_name(self.client, version) for version in versions}
+    def _sweep(self, keep: set[int], newest: int) -> None:
+        """Remove older versions that nobody will ask for. Later ones stay: a question may come after its time."""
         with writing(self.folder):
             for path in self.folder.glob(f"{self.client:06d}-*.bin"):
-                if path.name not in names:
+                version = int(path.stem.split("-")[1])
+                if version < newest and version not in keep:
                     path.unlink(missing_ok=True)
 
 

@@ -21,6 +21,7 @@ from flwr.serverapp import ServerApp
 from fedpact.core.errors import ClientError, FedpactError, InvalidArgument
 from fedpact.core.files import write_atomic
 from fedpact.core.wire import Message as Question
+from fedpact.core.wire import Refused
 from fedpact.experiment import read
 from fedpact.flower.client import unwrapped, wrapped
 from fedpact.flower.links import Grid
@@ -38,7 +39,10 @@ def _post(content: bytes, node: int, kind: str) -> Message:
 def _open(reply: Message) -> bytes:
     if reply.has_error():
         raise LookupError(f"Flower's error {reply.error.code}: {reply.error.reason}")
-    return unwrapped(reply.content)
+    try:
+        return unwrapped(reply.content)
+    except Exception as error:  # whatever another app may answer
+        raise Refused(f"reply must be a message of fedpact, got another ({type(error).__name__}).") from None
 
 
 def _gather(grid: Any, link: Grid, values: Any, wanted: int, wait: float) -> list[Any]:

@@ -151,6 +151,19 @@ def test_a_bad_upload_is_refused_by_name_and_the_round_goes_on(fault, tmp_path, 
     assert re.search(sentence, caplog.text), caplog.text
 
 
+def test_an_upload_that_is_not_finite_does_not_count_for_the_quorum(tmp_path):
+    """Of four one is silent and one not finite: two are not three quarters."""
+
+    def bad(i, question, answer):
+        if not step_of(question, 2) or i < 2:
+            return answer
+        return None if i == 2 else BAD["not finite"][0](answer)
+
+    sentence = r"round 2: at least 3 of 4 clients must answer, got 2\. client 3 \(3\): its upload is not finite"
+    with pytest.raises(ClientError, match=sentence):
+        federated("fedavg", tmp_path, Faulty(nodes(tmp_path), bad), flower={"quorum": 0.75})
+
+
 def test_where_everyone_diverges_the_run_stops_as_a_simulation_does(tmp_path):
     with np.errstate(all="ignore"):
         run = federated({"name": "fedavg", "epochs": 5, "step": 1e200}, tmp_path, rounds=4)
@@ -230,6 +243,28 @@ def test_or_starts_again_where_the_rule_says_so(tmp_path, caplog):
     run = federated("fedadmm", tmp_path, Faulty(nodes(tmp_path), before=before), flower=flower)
     assert "It starts again from the state of one that joins." in caplog.text
     assert run.history.column("participants").tolist() == [0, 4, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("name", ["scaffold", "inexact_admm"])
+def test_who_sends_changes_cannot_start_again(name, tmp_path):
+    """The server would count what the client has forgotten for ever."""
+    with pytest.raises(InvalidArgument, match=f'stale must be "refuse" for {name}, got .restart.'):
+        federated(name, tmp_path, flower={"stale": "restart"})
+
+
+def test_a_question_that_comes_after_its_time_removes_no_later_state(tmp_path):
+    link, asked = Faulty(nodes(tmp_path)), {}
+
+    def old_again(i, question, answer):
+        if step_of(question, 0):
+            asked[i] = question
+        if step_of(question, 2):
+            link._answer(i, asked[i])
+        return answer
+
+    link.on_answer = old_again
+    run = federated("scaffold", tmp_path, link)
+    same_history(run, simulated("scaffold"), 1e-12)
 
 
 def test_a_state_of_another_content_under_the_right_version_is_not_used(tmp_path, caplog):

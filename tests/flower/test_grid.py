@@ -1,0 +1,106 @@
+"""The link over Flower: replies that come twice, late or are none of ours; nodes that fail are asked again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from fedpact.core.wire import Message, Refused
+from fedpact.flower import links
+from fedpact.flower.links import Grid
+
+
+class Post:
+    """A grid as Flower has one: messages get numbers, and `replies` says what becomes of each, in the order pushed."""
+
+    def __init__(self, *replies):
+        self.replies, self.pushed, self.come = list(replies), [], []
+
+    def push_messages(self, posts):
+        numbers = []
+        for post in posts:
+            reply = self.replies.pop(0)
+            number = None if reply == "lost" else f"m{len(self.pushed)}"
+            self.pushed.append(post)
+            numbers.append(number)
+            for one in reply if isinstance(reply, list) else []:
+                self.come.append((number, one))
+        return numbers
+
+    def pull_messages(self, numbers):
+        found = [pair for pair in self.come if pair[0] in numbers]
+        self.come = [pair for pair in self.come if pair[0] not in numbers]
+        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=n), content=c) for n, c in found]
+
+
+def opened(reply):
+    if isinstance(reply.content, Exception):
+        raise reply.content
+    return reply.content
+
+
+@pytest.fixture
+def grid(monkeypatch):
+    monkeypatch.setattr(links, "AGAIN", 0.01)
+    monkeypatch.setattr(Grid, "EVERY", 0.01)
+
+    def made(*replies, nodes=1):
+        link = Grid(Post(*replies), lambda content, node, kind: (node, content), opened)
+        link.nodes, link.names = list(range(100, 100 + nodes)), [f"n{k}" for k in range(nodes)]
+        return link
+
+    return made
+
+
+STEP = Message("step", {"round": 0})
+ANSWER = Message("step", {"round": 0, "client": 0}).pack()
+
+
+def ask(link, clients=1, deadline=1.0, enough=1, patience=1.0):
+    return link.ask(dict.fromkeys(range(clients), STEP), deadline, enough, patience)
+
+
+def test_an_answer(grid):
+    assert ask(grid([ANSWER]))[0].values["client"] == 0
+
+
+def test_the_second_of_two_replies_is_not_taken(grid):
+    other = Message("step", {"round": 0, "client": 7}).pack()
+    link = grid([ANSWER, other])
+    assert ask(link)[0].values["client"] == 0
+    assert link.late() == []
+
+
+def test_a_node_that_failed_or_could_not_be_sent_to_is_asked_again(grid, caplog):
+    link = grid("lost", [LookupError("Flower's error 0: gone")], [ANSWER])
+    assert ask(link)[0].kind == "step"
+    assert len(link.grid.pushed) == 3
+    assert "could not be sent to" in caplog.text
+    assert "did not answer: Flower's error 0: gone" in caplog.text
+
+
+def test_what_is_no_message_of_ours_is_refused_and_not_asked_again(grid):
+    link = grid([Refused("reply must be a message of fedpact, got another (KeyError).")], [b"garbage"], nodes=2)
+    found = ask(link, clients=2)
+    assert "message of fedpact" in str(found[0])
+    assert "message must be whole" in str(found[1])
+    assert len(link.grid.pushed) == 2
+
+
+def test_a_step_that_comes_after_its_deadline_is_late_and_other_kinds_are_not(grid):
+    link = grid([], [ANSWER], nodes=2)
+    assert set(ask(link, clients=2, deadline=0.05, enough=1)) == {1}
+    link.grid.come.append(("m0", ANSWER))
+    ((client, message),) = link.late()
+    assert (client, message.values["client"]) == (0, 0)
+    link = grid([])
+    assert link.ask({0: Message("measure", {})}, 0.05, 0, 0.05) == {}
+    link.grid.come.append(("m0", Message("measure", {}).pack()))
+    assert link.late() == []
+
+
+def test_answers_that_say_no_do_not_make_the_quorum(grid):
+    no = Message("error", {"sentence": "no", "why": ""}).pack()
+    link = grid([no], [], nodes=2)
+    assert set(ask(link, clients=2, deadline=0.02, enough=1, patience=0.2)) == {0}
