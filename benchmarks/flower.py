@@ -1,6 +1,6 @@
 """Seconds a round over Flower, beside Flower's own FedAvg in the same federation: a model of ten numbers, and CNN1.
 
-    python benchmarks/flower.py [--rounds 3] [--nodes 4]
+    python benchmarks/flower.py [--rounds 3] [--nodes 4] [--times 2]
 
 Both run on the same SuperLink and SuperNodes (this machine, TLS, keys), one after the other, in turns. A round of
 Flower's strategy is train and evaluate; one of fedpact is step and telemetry. Local work is next to nothing on both
@@ -149,7 +149,10 @@ def peer(federation: Local, folder: Path, model: dict, rounds: int) -> list[floa
     config = "\n".join(f"{k} = {json.dumps(v)}" for k, v in told.items())
     (app / "pyproject.toml").write_text(PROJECT.format(config=config))
     federation.flwr("run", str(app), NAME)
+    until = time.monotonic() + 1800
     while not times.is_file() or len(json.loads(times.read_text())) < rounds + 3:
+        if time.monotonic() > until:
+            raise SystemExit(f"plain Flower did not end; see {federation.folder}/logs/superlink.log")
         time.sleep(1)
     ends = json.loads(times.read_text())
     return np.diff(ends)[2:].tolist()  # from the end of round 1 on: each holds an evaluation and a training
@@ -170,6 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--times", type=int, default=2, help="how often each runs, in turns")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     options = parser.parse_args()
     for name in options.models:
@@ -180,8 +184,10 @@ def main() -> None:
             os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
             config = {"loader": f"rows:{model['data']}"}
             with Local(folder / "federation", {f"n{i}": dict(config) for i in range(options.nodes)}) as federation:
-                theirs = peer(federation, folder, model, options.rounds)
-                mine = ours(federation, folder, model, options.rounds)
+                theirs, mine = [], []
+                for _ in range(options.times):
+                    theirs += peer(federation, folder, model, options.rounds)
+                    mine += ours(federation, folder, model, options.rounds)
         a, b = float(np.median(mine)), float(np.median(theirs))
         print(f"{name}, {options.nodes} nodes: fedpact {a:.1f} s a round, Flower's FedAvg {b:.1f} s: {a / b:.2f} of it")
         print(f"    fedpact {[round(v, 1) for v in mine]}, Flower {[round(v, 1) for v in theirs]}", flush=True)

@@ -3,7 +3,8 @@
     python benchmarks/ray.py [--rounds 3]
 
 Ten clients of 600 Fashion-MNIST rows each take part in a round, one epoch in batches of 50. Seconds are those of the
-clients' steps (timing=True), first rounds left out, in turns, best of several. Wanted: at least 0.8 of host's rate.
+clients' steps (timing=True), first rounds left out, in turns, best of several. Wanted: at least 0.8 of this machine's
+rate without Ray; `host` is what networks run on there, and faster with them than `local`.
 """
 
 from __future__ import annotations
