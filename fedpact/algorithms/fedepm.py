@@ -318,7 +318,7 @@ class FedEPM(Settings):
             penalised = value + penalty(client.w - msg.w, lam, eta)  # F_i of (7)
             tail = client.r**2 * batch.rows / (2 * mu0 * c * (alpha - 1)) if c > 0 and alpha > 1 else jnp.nan
             # (31) with μ/d_i for μ, at the next w, without E and the noise's 2ϕ: with noise it need not fall
-            descent = penalised + tail / alpha ** (msg.round * k0)
+            descent = penalised + tail / (alpha ** (msg.round * k0)).astype(penalised.dtype)
             return standard_measures(problem, msg.w, batch) | {"penalty": penalised, "descent": descent}
 
         return Algorithm(

@@ -242,9 +242,8 @@ class FlowerEngine:
         where: tuple[Any, str],
     ) -> Stepped:
         """f(shared, batch, state) at the nodes of the cohort."""
-        msg, t, _ = shared
-        t = int(t)
-        _, upload, notes = jax.eval_shape(f, shared, data.first, clients.make(0))
+        msg, t = shared[0], int(shared[1])
+        _, upload, notes = jax.eval_shape(f, (_sent(msg), t, shared[2]), data.first, clients.make(0))
         ids = [int(i) for i in np.flatnonzero(np.asarray(cohort.mask))]
         asked = [i for i in ids if i not in self._running["out"]]
         round_ = Round(self, clients, upload, notes, t, self._sum("step", t, asked, upload))
@@ -284,7 +283,7 @@ class FlowerEngine:
     def total(self, f: Callable[..., Any], shared: Any, data: Remote, clients: Away, where: tuple[Any, str]) -> Any:
         """The sum of f(shared, batch, state) over all clients: m times the mean over those who answer."""
         t = int(where[0])
-        wanted = jax.eval_shape(f, shared, data.first, clients.make(0))
+        wanted = jax.eval_shape(f, _sent(shared), data.first, clients.make(0))
         leaves, tree = jax.tree.flatten(wanted)
         sent = _arrays(shared)
         everyone = [i for i in range(data.clients) if i not in self._running["out"]]
@@ -584,6 +583,11 @@ def _nobody(upload: Any, notes: Any, combine: str, told: Mapping[str, Any]) -> S
 def _nothing(shapes: Sequence[Any]) -> list[np.ndarray]:
     """What stands for a sum with a number that is not finite."""
     return [np.full(s.shape, np.nan if jnp.issubdtype(s.dtype, np.floating) else 0, s.dtype) for s in shapes]
+
+
+def _sent(tree: Any) -> Any:
+    """As nodes get it: a plain number is an array of its type there, which decides what it is multiplied to."""
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), tree)
 
 
 def _arrays(tree: Any) -> list[np.ndarray]:

@@ -31,9 +31,10 @@ def test_a_run_over_nodes_has_the_history_of_a_simulation(name, participation, t
     same_history(one, other, 1e-12)
 
 
-def test_in_single_precision_too(tmp_path):
-    one = simulated(ALGORITHMS["fedadmm"], precision="single")
-    same_history(one, federated(ALGORITHMS["fedadmm"], tmp_path, precision="single"), 1e-6)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_in_single_precision_too(name, tmp_path):
+    one = simulated(ALGORITHMS[name], precision="single")
+    same_history(one, federated(ALGORITHMS[name], tmp_path, precision="single"), 1e-6)
 
 
 def test_notes_stay_with_the_nodes_unless_they_are_asked_for(tmp_path):
