@@ -78,13 +78,18 @@ def _configs(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def _ends_whole() -> None:
-    """SIGTERM ends the processes too, as Ctrl-C does."""
+    """SIGTERM and a terminal that is closed (SIGHUP) end the processes too, as Ctrl-C does; once, not in the middle."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    heard = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]  # nohup ignores it
 
     def end(*_: Any) -> None:
+        for one in heard:
+            signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt("ended.")
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, end)
+    for one in heard:
+        signal.signal(one, end)
 
 
 def up(options: argparse.Namespace) -> int:
@@ -108,11 +113,11 @@ def up(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """`fedpact federation run FILE`."""
-    from fedpact.experiment import read
+    from fedpact.experiment import parts, read
     from fedpact.flower.local import Local
     from fedpact.run import Run
 
-    read(options.file)  # refused here, before anything is started
+    parts(read(options.file))  # refused here, before anything is started
     _ends_whole()
     folder = Path(options.folder)
     out = Path(options.out) if options.out else folder / "run"
@@ -127,10 +132,10 @@ def run(options: argparse.Namespace) -> int:
 
 def init(options: argparse.Namespace) -> int:
     """`fedpact federation init FILE --host HOST --node NAME …`."""
-    from fedpact.experiment import read
+    from fedpact.experiment import parts, read
     from fedpact.flower.operators import write_all
 
-    read(options.file)
+    parts(read(options.file))
     written = write_all(Path(options.folder), Path(options.file), options.host, options.port, options.node)
     print(json_text([str(path) for path in written]) if options.json else "\n".join(map(str, written)))
     return 0

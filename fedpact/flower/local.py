@@ -2,10 +2,12 @@
 
     FOLDER/ca.pem, ca.key              the authority that signs the server's certificate; its key stays with it
     FOLDER/server.pem, server.key      the SuperLink's, for its host names
-    FOLDER/nodes/NAME.key, NAME.pub    each node's own key: who has no registered key cannot join
+    FOLDER/nodes/NAME.key, NAME.pub    each node's own key: who has no registered key cannot join (of a real
+                                       federation NAME/NAME.key, in the folder that the node is sent)
     FOLDER/app/                        what `flwr run` sends: two lines of Python and the experiment's file
     FOLDER/flower/config.toml          where `flwr` finds the SuperLink
     FOLDER/superlink.db, logs/, state/ what the processes keep
+    FOLDER/.lock                       held by the process that started them
 
 `Local` starts the SuperLink and a SuperNode for every node, on loopback, watches them, and ends them all.
 """
@@ -28,6 +30,7 @@ from typing import Any
 
 from fedpact.core.errors import ClientError, InvalidArgument, require, the_extra
 from fedpact.core.files import make_folder, write_atomic
+from fedpact.folder import _locked
 
 NAME = "fedpact"
 #: fedpact is installed where it runs; Flower is not to install anything, and needs no network for it.
@@ -35,6 +38,13 @@ NO_INSTALL = "--disable-runtime-dependency-installation"
 #: In the environment of every process that is started here and of all that they start: how they are found again.
 MARK = "FEDPACT_FEDERATION"
 YEARS = 2
+CONNECTION = """[superlink]
+default = "fedpact"
+
+[superlink.fedpact]
+address = "{address}"
+root-certificates = {authority}
+"""
 #: Seconds until a run that was submitted must have a server app, and without one until it counts as lost.
 STARTING, GONE = 30.0, 3.0
 #: Server apps that may be lost one after the other without a round between them.
@@ -73,15 +83,19 @@ def _private_file(path: Path, content: bytes) -> None:
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """An authority and the server's certificate for these hosts, unless they are there."""
+    """An authority and the server's certificate for these hosts, unless they are there and still good."""
     x509 = the_extra("cryptography.x509", "flower")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    if (folder / "server.pem").is_file():
-        return
     now = datetime.datetime.now(datetime.UTC)
+    alternatives = [
+        x509.IPAddress(ipaddress.ip_address(host)) if _is_address(host) else x509.DNSName(host) for host in hosts
+    ]
+    if (folder / "server.pem").is_file():
+        _check_certificate(x509, folder, [name.value for name in alternatives], now)
+        return
     pem = serialization.Encoding.PEM
     plain = (pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     named = lambda text: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
@@ -109,9 +123,6 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     own = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
     of_authority = [(x509.BasicConstraints(ca=True, path_length=0), True), (signs, True), (own, False)]
     root = certificate(title, authority, title, authority, of_authority)
-    alternatives = [
-        x509.IPAddress(ipaddress.ip_address(host)) if _is_address(host) else x509.DNSName(host) for host in hosts
-    ]
     of_server = [
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (x509.SubjectAlternativeName(alternatives), False),
@@ -125,6 +136,20 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     write_atomic(folder / "server.pem", leaf.public_bytes(pem))
 
 
+def _check_certificate(x509: Any, folder: Path, wanted: Sequence[Any], now: datetime.datetime) -> None:
+    """Refuse a certificate that is there but has expired, or is for other hosts."""
+    there = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+    hint = (
+        f"Delete ca.key, ca.pem, server.key and server.pem in {folder} and do this again: new ones are made. "
+        "Nodes elsewhere need the new ca.pem."
+    )
+    until = f"{there.not_valid_after_utc:%Y-%m-%d}"
+    require(now < there.not_valid_after_utc, "server.pem", "valid today", f"valid until {until}", hint=hint)
+    known = [name.value for name in there.extensions.get_extension_for_class(x509.SubjectAlternativeName).value]
+    hosts = lambda names: ", ".join(map(str, names))
+    require(set(wanted) <= set(known), "server.pem", f"for {hosts(wanted)}", f"for {hosts(known)}", hint=hint)
+
+
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
@@ -133,16 +158,22 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def make_node_key(folder: Path, name: str) -> Path:
-    """A node's key pair, unless it is there. Returns the private key's file."""
+def check_name(name: str) -> None:
+    """Refuse a name of a node that is no file's, or another process's."""
+    ok = name and name[0] not in "-." and all(c.isalnum() or c in "-_." for c in name)
+    require(ok, "name of a node", "letters, digits, - and _", name)
+    require(name != "superlink", "name of a node", "another than the SuperLink's", name, hint="Call it something else.")
+
+
+def make_node_key(folder: Path, name: str, private: Path | None = None) -> Path:
+    """A node's key pair, unless it is there. Returns the private key's file, nodes/NAME.key unless it is given."""
     the_extra("cryptography", "flower")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    ok = name and all(c.isalnum() or c in "-_." for c in name)
-    require(ok, "name of a node", "letters, digits, - and _", name)
-    private = folder / "nodes" / f"{name}.key"
-    if private.is_file():
+    check_name(name)
+    private, public = private or folder / "nodes" / f"{name}.key", folder / "nodes" / f"{name}.pub"
+    if private.is_file() and public.is_file():
         return private
     make_folder(private.parent)
     key = ec.generate_private_key(ec.SECP384R1())
@@ -151,9 +182,9 @@ def make_node_key(folder: Path, name: str) -> Path:
         serialization.PrivateFormat.OpenSSH,
         serialization.NoEncryption(),
     )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    told = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     _private_file(private, key.private_bytes(*openssh))
-    write_atomic(private.with_suffix(".pub"), public + b"\n")
+    write_atomic(public, told + b"\n")
     return private
 
 
@@ -170,11 +201,10 @@ def write_app(folder: Path, experiment: str, run: str, nodes: int) -> Path:
     return app
 
 
-def write_connection(folder: Path, address: str, authority: str | None = None) -> None:
+def write_connection(folder: Path, address: str) -> None:
     """Where `flwr` finds the SuperLink, for FLWR_HOME=FOLDER/flower."""
     make_folder(folder / "flower")
-    text = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{address}"\n'
-    text += f"root-certificates = {json.dumps(authority or str((folder / 'ca.pem').resolve()))}\n"
+    text = CONNECTION.format(address=address, authority=json.dumps(str((folder / "ca.pem").resolve())))
     write_atomic(folder / "flower" / "config.toml", text.encode())
 
 
@@ -204,15 +234,22 @@ class Local:
     def __init__(self, folder: str | Path, configs: Mapping[str, Mapping[str, Any]], port: int | None = None) -> None:
         the_extra("flwr", "flower")
         self.folder, self.configs = Path(folder).resolve(), dict(configs)
+        for name in self.configs:
+            check_name(name)
         make_folder(self.folder / "logs")
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ports = {name: free_port() for name in self.configs}
-        make_certificates(self.folder, ["localhost", "127.0.0.1", "::1"])
-        for name in self.configs:
-            make_node_key(self.folder, name)
-        write_connection(self.folder, self.address)
+        self.lock = _locked(self.folder)
+        try:
+            make_certificates(self.folder, ["localhost", "127.0.0.1", "::1"])
+            for name in self.configs:
+                make_node_key(self.folder, name)
+            write_connection(self.folder, self.address)
+        except BaseException:
+            self.lock.close()
+            raise
 
     def __enter__(self) -> Local:
         try:
@@ -278,14 +315,14 @@ class Local:
     def flwr(self, *arguments: str, check: bool = True, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
         """The command `flwr`, for this federation."""
         command = [str(Path(sys.executable).parent / "flwr"), *arguments]
-        done = subprocess.run(
-            command,
-            env=quiet_environment(self.folder),
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        env = quiet_environment(self.folder)
+        try:
+            done = subprocess.run(command, env=env, cwd=self.folder, capture_output=True, text=True, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise ClientError(
+                f"flwr {' '.join(arguments[:2])} must end within {timeout:g} s, got no end. The machine is busy, or "
+                f"the SuperLink does not answer; its log: {self.folder}/logs/superlink.log. Run it again."
+            ) from None
         if check and done.returncode:
             told = (done.stderr or done.stdout).strip().splitlines()
             raise ClientError(f"flwr {' '.join(arguments[:2])} must succeed, got: {' '.join(told)[-500:]}")
@@ -318,17 +355,23 @@ class Local:
         """Start a run of an experiment's file; returns Flower's number of it."""
         app = write_app(self.folder, str(experiment.resolve()), str(run.resolve()), len(self.configs))
         told = self.flwr("run", str(app), NAME, "--format", "json").stdout
-        found = json.loads(told[told.index("{") :])
+        try:
+            found = json.loads(told[told.index("{") :])
+        except ValueError:
+            raise ClientError(
+                f"flwr run must tell the number of the run, got {told.strip()[-500:]!r}. The SuperLink's log, "
+                f"{self.folder}/logs/superlink.log, may say why. Run it again."
+            ) from None
         if not found.get("success", False):
             raise InvalidArgument(f"flwr run must start a run, got {found}.")
         return int(found["run-id"])
 
     def status(self, number: int) -> str:
         """How a run stands: its status, a colon, and how it ended."""
-        told = self.flwr("list", NAME, "--run-id", str(number), "--format", "json", check=False).stdout
         try:
+            told = self.flwr("list", NAME, "--run-id", str(number), "--format", "json", check=False).stdout
             runs = json.loads(told[told.index("{") :])["runs"]
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, ClientError):
             return "unknown"
         return str(runs[0]["status"]) if runs else "unknown"
 
@@ -421,6 +464,7 @@ class Local:
         while left := self.processes_of():
             _signal(left, signal.SIGKILL)
             time.sleep(0.05)
+        self.lock.close()
 
 
 def _stamp(path: Path) -> int:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from fedpact.core.errors import require
 from fedpact.core.files import make_folder, write_atomic
-from fedpact.flower.local import NAME, NO_INSTALL, make_certificates, make_node_key, write_app, write_connection
+from fedpact.flower.local import (
+    CONNECTION,
+    NAME,
+    NO_INSTALL,
+    check_name,
+    make_certificates,
+    make_node_key,
+    write_app,
+)
 
 ENVIRONMENT = """export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
 export FLWR_HOME="$PWD/flower"
@@ -23,7 +31,11 @@ cd "$(dirname "$0")" || exit 1
 RUN = """#!/bin/sh
 # On the server, once the nodes are up: let their keys in, and run the experiment. A run that was cut is resumed.
 cd "$(dirname "$0")" || exit 1
-{environment}for key in nodes/*.pub; do flwr supernode register "$key" {name}; done
+{environment}mkdir -p "$FLWR_HOME"
+AUTHORITY=$(printf %s "$PWD/ca.pem" | sed 's/[\\\\"]/\\\\&/g')  # flwr takes whole paths only, and the folder may move
+cat > "$FLWR_HOME/config.toml" <<END
+{connection}END
+for key in nodes/*.pub; do flwr supernode register "$key" {name}; done
 exec flwr run app {name} --stream
 """
 NODE = """#!/bin/sh
@@ -36,41 +48,46 @@ STATE="${{STATE:-$PWD/state}}"
 """
 README = """The files of a federation, by who gets them. docs/how-to-federate.md walks through it.
 
-On the server ({host}): this folder without nodes/*.key and ca.key.
+On the server ({host}): this folder.
   server.sh   starts the SuperLink          run.sh   lets the nodes in and runs the experiment
 {nodes}
-ca.key signs the server's certificate. Nobody else needs it: keep it away from both, or delete it.
-Keys (*.key) are for their owner alone. Send a node its own over a way that you trust; better, the operator of a node
-makes its key there and sends NAME.pub only.
+Keys (*.key) are for their owner alone. Send a node its folder over a way that you trust, and once it has it
+delete nodes/NAME/NAME.key here: nodes/NAME.pub is all the server needs. Better, the operator of a node makes its key
+there, as NAME.key beside node.sh, and sends the public one, which becomes nodes/NAME.pub here.
+ca.key signs the server's certificate. Nobody needs it any more: keep it away from both, or delete it.
 """
 
 
 def write_all(folder: Path, experiment: Path, host: str, port: int, names: Sequence[str]) -> list[Path]:
-    """Certificates, keys, the app and scripts; what is there already is kept."""
+    """Certificates, keys, the app and scripts; certificates and keys that are there already are kept."""
     require(1 <= port <= 65535, "port", "from 1 to 65535", port)
+    plain = host and all(c.isascii() and (c.isalnum() or c in "-.:") for c in host)
+    require(plain, "host", "a name or an address, without a port", host)
+    for name in names:
+        check_name(name)
     twice = sorted({name for name in names if names.count(name) > 1})
     require(not twice, "names of nodes", "distinct", twice)
     make_folder(folder)
     make_certificates(folder, [host, "localhost"] if host != "localhost" else ["localhost"])
     app = write_app(folder, "app/experiment.toml", "run", len(names))
     shutil.copyfile(experiment, app / "experiment.toml")
-    write_connection(folder, f"{host}:{port}", "../ca.pem")
+    connection = CONNECTION.format(address=f"localhost:{port}", authority='"$AUTHORITY"')
     scripts = {
         "server.sh": SERVER.format(environment=ENVIRONMENT, port=port, no_install=NO_INSTALL),
-        "run.sh": RUN.format(environment=ENVIRONMENT, name=NAME),
+        "run.sh": RUN.format(environment=ENVIRONMENT, name=NAME, connection=connection),
     }
     for name in names:
-        key = make_node_key(folder, name)
         own = folder / "nodes" / name
         make_folder(own)
-        for source in (key, folder / "ca.pem"):
-            shutil.copy2(source, own / source.name)
-        text = NODE.format(name=name, host=host, port=port, environment=ENVIRONMENT)
+        if not (folder / "nodes" / f"{name}.pub").is_file():  # whose private key is where it belongs
+            make_node_key(folder, name, own / f"{name}.key")
+        write_atomic(own / "ca.pem", (folder / "ca.pem").read_bytes())
+        at = f"[{host}]" if ":" in host else host
+        text = NODE.format(name=name, host=at, port=port, environment=ENVIRONMENT)
         scripts[f"nodes/{name}/node.sh"] = text
     told = "\n".join(f"At {name}: nodes/{name}/ (its key, ca.pem, node.sh)." for name in names)
     write_atomic(folder / "README.txt", README.format(host=host, nodes=told).encode())
     for place, text in scripts.items():
-        write_atomic(folder / place, text.encode())
-        (folder / place).chmod(0o755)
+        write_atomic(folder / place, text.encode(), mode=0o777)
     write_atomic(folder / "nodes.json", json.dumps(list(names)).encode())
     return sorted(path for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,129 @@
+"""Flower's own tools on what fedpact writes for them, and a federation's folder; nothing is started here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr")
+pytest.importorskip("cryptography")
+
+from fedpact.cli import main
+from fedpact.core.errors import ClientError, InvalidArgument, OutputError
+from fedpact.flower import local
+from fedpact.flower.local import Local
+from fedpact.flower.operators import write_all
+
+EXPERIMENT = '[data]\nname = "breast_cancer"\n[problem]\nname = "logistic"\n[algorithm]\nname = "fedavg"\n'
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    path = tmp_path / "experiment.toml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+@pytest.fixture
+def federation(tmp_path):
+    made = Local(tmp_path / "federation", {"a": {"client": 0}})
+    yield made
+    made.stop()
+
+
+def test_flwr_reads_the_connection_that_run_sh_writes_wherever_the_folder_is(experiment, tmp_path, monkeypatch):
+    from flwr.cli.flower_config import read_superlink_connection
+
+    write_all(tmp_path / "f", experiment, "learn.example", 8123, ["lab"])
+    moved = tmp_path / "moved here"
+    shutil.copytree(tmp_path / "f", moved)
+    (moved / "part.sh").write_text((moved / "run.sh").read_text().partition("for key in")[0])
+    subprocess.run(["sh", str(moved / "part.sh")], check=True, cwd=tmp_path)
+    monkeypatch.setenv("FLWR_HOME", str(moved / "flower"))
+    found = read_superlink_connection("fedpact")
+    assert found.address == "localhost:8123"
+    assert found.root_certificates == str(moved / "ca.pem")
+
+
+def test_and_the_one_of_a_federation_on_this_machine(federation, monkeypatch):
+    from flwr.cli.flower_config import read_superlink_connection
+
+    monkeypatch.setenv("FLWR_HOME", str(federation.folder / "flower"))
+    assert read_superlink_connection("fedpact").address == federation.address
+
+
+def test_a_folder_has_one_federation_at_a_time(federation, experiment, capsys):
+    connection = (federation.folder / "flower" / "config.toml").read_text()
+    with pytest.raises(OutputError, match=r"output folder must be free, got .*in which another process is running"):
+        Local(federation.folder, {"a": {"client": 0}})
+    assert main(["federation", "run", str(experiment), "--nodes", "1", "--folder", str(federation.folder)]) != 0
+    assert "in which another process is running" in capsys.readouterr().err
+    assert (federation.folder / "flower" / "config.toml").read_text() == connection
+    federation.stop()
+    Local(federation.folder, {"a": {"client": 0}}).stop()
+
+
+def test_a_node_is_not_called_as_the_superlink_is(tmp_path):
+    with pytest.raises(InvalidArgument, match="name of a node must be another than the SuperLink's, got 'superlink'"):
+        Local(tmp_path / "f", {"superlink": {"client": 0}})
+    assert not (tmp_path / "f").exists()
+
+
+def test_flwr_that_does_not_end_is_a_sentence(federation, monkeypatch):
+    monkeypatch.setattr(local.subprocess, "run", hung)
+    with pytest.raises(ClientError, match=r"flwr run .* must end within 7 s, got no end\. .*superlink\.log"):
+        federation.flwr("run", "app", timeout=7)
+    assert federation.status(1) == "unknown"
+
+
+def hung(command, timeout, **_):
+    raise subprocess.TimeoutExpired(command, timeout)
+
+
+@pytest.mark.parametrize("told", ["", "no table", '{"success": tr'])
+def test_an_answer_of_flwr_run_without_a_number_is_a_sentence(told, federation, experiment, monkeypatch, tmp_path):
+    monkeypatch.setattr(Local, "flwr", lambda *_, **__: SimpleNamespace(stdout=told))
+    with pytest.raises(ClientError, match="flwr run must tell the number of the run, got"):
+        federation.submit(experiment, tmp_path / "run")
+
+
+def test_what_run_prints(experiment, tmp_path, monkeypatch, capsys):
+    """`federation run --json`, with a run that is there already in the place of processes."""
+    import json
+
+    import fedpact as fp
+
+    def finish(self, file, out, seconds, say):
+        say("round 1")
+        fp.run(fp.FedAvg(), fp.Logistic(), fp.data.breast_cancer().split(clients=2), rounds=1, folder=out)
+
+    monkeypatch.setattr(Local, "start", lambda self: None)
+    monkeypatch.setattr(Local, "finish", finish)
+    folder = str(tmp_path / "f")
+    assert main(["federation", "run", str(experiment), "--nodes", "2", "--folder", folder, "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["rounds"] == 1
+    assert told.err.splitlines()[0].startswith("2 nodes at 127.0.0.1:")
+    assert "round 1" in told.err
+
+
+def test_up_tells_where_it_is_and_ends_with_the_terminal(tmp_path):
+    """As a process of its own, without Flower's: its terminal is closed, and it goes through its end."""
+    code = (
+        "import os, signal, threading\n"
+        "from fedpact.cli import main\n"
+        "from fedpact.flower.local import Local\n"
+        "Local.start = lambda self: threading.Timer(1, os.kill, (os.getpid(), signal.SIGHUP)).start()\n"
+        "stop = Local.stop\n"
+        "Local.stop = lambda self: (stop(self), print('stopped', flush=True))\n"
+        f"raise SystemExit(main(['federation', 'up', '--nodes', '2', '--folder', {str(tmp_path / 'f')!r}]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    first, *_, last = done.stdout.splitlines()
+    assert "nodes: node-0, node-1" in first
+    assert last == "stopped"
+    assert done.returncode == 130
