@@ -6,6 +6,8 @@ import logging
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -195,3 +197,41 @@ def test_a_run_leaves_no_worker_and_no_state_behind(federation):
         time.sleep(0.1)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in seen["pids"])
     assert not os.path.exists(seen["folder"])
+
+
+def test_workers_on_another_machine_than_the_states_are_refused_at_the_start(federation, engine, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RayEngine, "_home", lambda self: "another machine")
+        with pytest.raises(FedpactError, match="folder must be given on a cluster of several machines, got None"):
+            fp.run(fp.FedAvg(), PROBLEM, federation, rounds=1, engine=engine)
+    assert engine._home() == ray.get_runtime_context().get_node_id()
+    assert RayEngine(folder=str(tmp_path))._home() is None
+
+
+ALONE = """
+import os
+import psutil
+from fedpact.core.errors import FedpactError
+from fedpact.engines import RayEngine
+try:
+    RayEngine(address="127.0.0.1:1")._cluster()
+except FedpactError as error:
+    print(error)
+ray = RayEngine()._cluster()
+ray.get(ray.remote(lambda: os.getpid()).remote())
+mine = [psutil.Process(), *psutil.Process().children(recursive=True)]
+open_ = {one.laddr.ip for p in mine for one in p.net_connections() if one.status == "LISTEN"}
+print(len(mine), sorted(open_), os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"))
+ray.shutdown()
+"""
+
+
+def test_a_cluster_of_its_own_listens_on_loopback_alone_and_an_address_must_answer():
+    pytest.importorskip("psutil")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, env=env)
+    refused, found = done.stdout.splitlines()[-2:]
+    assert refused.startswith("address must be that of a Ray cluster which answers, got '127.0.0.1:1': "), done.stderr
+    count, _, rest = found.partition(" ")
+    assert int(count) > 4
+    assert rest in ("['127.0.0.1', '::ffff:127.0.0.1'] None", "['127.0.0.1'] None")

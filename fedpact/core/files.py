@@ -37,6 +37,13 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+def own_folder(path: Path) -> None:
+    """Make a folder that nobody else can look into; one that is there becomes such a folder."""
+    make_folder(path)
+    with writing(path):
+        path.chmod(0o700)
+
+
 def check_writable(folder: str | os.PathLike[str]) -> None:
     """Refuse now a folder that could not be written to at the end; what is made to find out is removed again."""
     root = Path(folder)

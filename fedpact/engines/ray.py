@@ -15,11 +15,13 @@ again what it owed: the files and the keys give the same bits. On several machin
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import shutil
+import socket
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -40,6 +42,8 @@ from fedpact.engines.host import Answers, HostEngine, Rows, collected, padded_wi
 log = logging.getLogger("fedpact")
 #: How often a worker is started again within one question before the run gives up.
 AGAIN = 3
+#: Seconds that a cluster's address has to answer.
+ANSWER = 10.0
 
 
 class Shard(Rows):
@@ -60,7 +64,16 @@ class Shard(Rows):
 class Worker:
     """What an actor does; it never sees another worker's rows."""
 
-    def __init__(self, number: int, threads: int | None, folder: str, data: tuple[Any, ...], at_once: int | None):
+    def __init__(
+        self,
+        number: int,
+        threads: int | None,
+        folder: str,
+        data: tuple[Any, ...],
+        at_once: int | None,
+        home: str | None = None,  # the machine whose own folder it is; None: all see it
+    ):
+        self.home = home
         if threads is not None:  # before anything is computed: XLA makes its threads then
             cores = sorted(os.sched_getaffinity(0))
             mine = [cores[(number * threads + k) % len(cores)] for k in range(min(threads, len(cores)))]
@@ -75,7 +88,17 @@ class Worker:
 
     def ready(self) -> int:
         """That it is there, by its process."""
+        self._check_home()
         return os.getpid()
+
+    def _check_home(self) -> None:
+        if self.home is None:
+            return
+        import ray
+
+        here = ray.get_runtime_context().get_node_id()
+        hint = "A worker on another machine would not find its clients' states there. Give one that all machines see."
+        require(here == self.home, "folder", "given on a cluster of several machines", None, hint=hint)
 
     def learn(self, stage: str, blob: bytes) -> None:
         """The function of a stage, as the loop has it."""
@@ -99,6 +122,7 @@ class Worker:
         return program(shared, self.shard.x, self.shard.y, index[0], weight[0], np.int32(client))
 
     def _store(self, versions: Mapping[int, int]) -> Store:
+        self._check_home()  # one that was lost may be started again elsewhere
         store = Store(self.make, self.folder)
         store.versions, store.held = dict(versions), dict.fromkeys(versions)
         if versions:
@@ -167,9 +191,16 @@ class RayEngine:
         if not ray.is_initialized():
             quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
             there = self.address or os.environ.get("RAY_ADDRESS")
-            own = {"address": there} if there else {"num_cpus": max(self.workers, os.cpu_count() or 1), **quiet}
-            ray.init(**own)
+            if there:
+                _connect(ray, there)
+            else:
+                with _loopback():
+                    ray.init(num_cpus=max(self.workers, os.cpu_count() or 1), **quiet)
         return ray
+
+    def _home(self) -> str | None:
+        """The machine that the states are kept on, where `folder` is not one that all see."""
+        return None if self.folder is not None else self._cluster().get_runtime_context().get_node_id()
 
     def _start(self, number: int) -> None:
         """Start a worker, or start it again, and tell it what it must know."""
@@ -177,7 +208,8 @@ class RayEngine:
         with contextlib.suppress(Exception):
             ray.kill(run["actors"][number])
         actor = ray.remote(num_cpus=1, max_restarts=0)(Worker)
-        run["actors"][number] = actor.remote(number, self.threads, run["folder"], run["data"][number], self.at_once)
+        told = (number, self.threads, run["folder"], run["data"][number], self.at_once, run["home"])
+        run["actors"][number] = actor.remote(*told)
         for stage, blob in run["stages"].items():
             run["actors"][number].learn.remote(stage, blob)
         if run["joined"] is not None:
@@ -252,7 +284,7 @@ class RayEngine:
             tested = _dense((federation.dataset.x[mine], federation.dataset.y[mine]), dtype)
             data[number] = ray.put((parts, tested, padded_widths(federation.sizes), dtype))
         more = {"actors": {}, "stages": {}, "joined": None, "owned": owned, "data": data, "folder": folder}
-        self._running.update(more)
+        self._running.update(more, home=self._home())
         for number in owned:
             self._start(number)
         self._ask("ready", dict.fromkeys(owned, ()), "start")
@@ -344,6 +376,40 @@ class RayEngine:
         w = self._cluster().put(_on_host(w))
         found = self._ask("test", dict.fromkeys(self._running["actors"], (w,)), "test").values()
         return _summed(part for part in found if part is not None)
+
+
+def _connect(ray: Any, address: str) -> None:
+    """To a cluster that is there; Ray would try for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if host and port.isdigit():
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+        ray.init(address=address)
+    except (OSError, ValueError, RuntimeError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        hint = "Start it (ray start --head), or leave address and RAY_ADDRESS out."
+        raise InvalidArgument(
+            f"address must be that of a Ray cluster which answers, got {address!r}: {why}. {hint}"
+        ) from None
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """A cluster that is started within this listens on 127.0.0.1 alone: Ray asks nobody who connects for a password.
+
+    Ray does so by itself on macOS and Windows. Its processes read the variable; this one has, when it was imported.
+    """
+    constants = importlib.import_module("ray._private.ray_constants")
+    variable, before = constants.ENABLE_RAY_CLUSTERS_ENV_VAR, constants.ENABLE_RAY_CLUSTER
+    given = os.environ.get(variable)
+    os.environ[variable], constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+        os.environ.pop(variable)
+        if given is not None:
+            os.environ[variable] = given
 
 
 class Spread:

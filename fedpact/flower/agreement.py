@@ -24,8 +24,15 @@ from fedpact.core.wire import Message, checked
 from fedpact.data.dataset import SCALES
 from fedpact.data.schema import Column, Schema
 from fedpact.data.tables import CODINGS, TASKS, _coded
-from fedpact.flower.described import checked_columns
+from fedpact.flower.described import checked_columns, schema_told, value_of
 
+#: What a survey of rows must have, and of what kind.
+SURVEY = {
+    "columns": "a list of texts",
+    "categories": "a table of lists of texts",
+    **dict.fromkeys(("numbers", "none", "many"), "true or false"),
+    "values": "a list of texts",
+}
 #: Everyone's answer to a question: client → message.
 Ask = Callable[[Mapping[int, Message]], dict[int, Message]]
 #: Of a secure run: the sum of everyone's answers to such questions, of arrays of these shapes.
@@ -44,7 +51,12 @@ def agreed_schema(
     if any(made):
         if any(one != made[0] for one in made):
             raise DataError("nodes must all have rows of their own or all a part of the experiment's, got both kinds.")
-        return Schema.from_dict(dict(made[0] or {}))
+        return schema_told(value_of(surveys[0], "made", "a table", names[0]), names[0])
+    for survey, name in zip(surveys, names, strict=True):
+        for key, kind in SURVEY.items():
+            value_of(survey, key, kind, name)
+        if survey["numbers"]:
+            value_of(survey, "values", "a list of finite numbers as texts", name)
     table = values.get("data", {})
     columns = _columns(table, surveys, names)
     classes = _classes(table, surveys, names)
@@ -117,15 +129,15 @@ def _scaling(
     shift, divisor = np.zeros(len(columns)), np.ones(len(columns))
     if scale == "none":
         return shift, divisor
-    told = [_plain(column) for column in columns]
+    asked = {"columns": [_plain(column) for column in columns]}
     line = np.zeros(len(columns))
-    sums = _asked(ask, add, clients, {"columns": told}, (), (np.zeros(()), line, line))
+    sums = _asked(ask, add, clients, asked, (), (np.zeros(()), line, line))
     count = sum(float(one[0]) for one in sums)
     if scale == "norm":
         norm = np.sqrt(np.sum([one[2] for one in sums], axis=0))
         return shift, np.where(norm > 0, norm, 1.0)
     mean = np.sum([one[1] for one in sums], axis=0) / count
-    squares = _asked(ask, add, clients, {"columns": told}, (mean,), (line, line))
+    squares = _asked(ask, add, clients, asked, (mean,), (line, line))
     varies = np.sum([one[1] for one in squares], axis=0) > 0
     return mean, np.where(varies, np.sqrt(np.sum([one[0] for one in squares], axis=0) / count), 1.0)
 

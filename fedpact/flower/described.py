@@ -6,7 +6,8 @@ problem and privacy plan; `digest` tells whether they do. The rows in it are sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -14,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fedpact.core.errors import DataError, require
+from fedpact.core.errors import DataError, is_count, is_number, require
 from fedpact.core.vertical import Layout
+from fedpact.core.wire import Refused
 from fedpact.data import Dataset, Federation
 from fedpact.data.features import VerticalFederation
-from fedpact.data.schema import Schema
+from fedpact.data.schema import Schema, _number
 from fedpact.definition import Experiment
 from fedpact.engines import FlowerEngine, PartiesEngine
 from fedpact.experiment import parts
@@ -153,6 +155,49 @@ def experiment_of(values: Mapping[str, Any], description: Description) -> tuple[
     federation = description.federation()
     options: dict[str, Any] = {"stop": found.stop, "privacy": found.private, "engine": engine, **found.run}
     return Experiment(found.algorithm, found.problem, federation, **options), found.name
+
+
+def _every(kind: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(map(kind, value))
+
+
+_text = lambda value: isinstance(value, str)
+_table = lambda value: isinstance(value, Mapping)
+_texts, _counts = _every(_text), _every(is_count)
+_layout = lambda value: (
+    len(value) == 2 and _every(_counts)(value[0]) and is_count(value[1]) and value[1] < len(value[0])
+)
+#: What a value that a node tells must be, by what sentences call it.
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "a word": lambda value: _text(value) and value,
+    "true or false": lambda value: isinstance(value, bool),
+    "a number from 1 to 2³¹−1": lambda value: is_count(value, 1),
+    "a number, or left out": lambda value: value is None or is_count(value),
+    "64 digits of 0-9 and a-f": lambda value: _text(value) and re.fullmatch("[0-9a-f]{64}", value),
+    "a table": _table,
+    "a list of texts": _texts,
+    "a list of finite numbers": _every(is_number),
+    "a list of finite numbers as texts": _every(lambda value: _text(value) and np.isfinite(_number(value))),
+    "a list of tables": _every(_table),
+    "a table of lists of texts": lambda value: _table(value) and all(map(_texts, value.values())),
+    "everyone's columns and the closer": lambda value: isinstance(value, list | tuple) and _layout(value),
+}
+
+
+def value_of(values: Mapping[str, Any], key: str, kind: str, node: Any) -> Any:
+    """What a node told under this key, if it is there and of this kind: whoever joins may tell anything."""
+    found = values.get(key)
+    hint = "Install the same fedpact at the node as here."
+    require(KINDS[kind](found), f"{key} of node {node!r}", kind, found, hint=hint)
+    return found
+
+
+def schema_told(values: Mapping[str, Any], node: Any) -> Schema:
+    """The schema that a node told."""
+    try:
+        return Schema.from_dict(values)
+    except Exception as error:
+        raise Refused(f"schema of node {node!r} must be whole, got one that is damaged ({error}).") from None
 
 
 def checked_columns(own: Sequence[str], others: Sequence[str], who: str, first: str) -> None:

@@ -27,12 +27,19 @@ from fedpact.data.dataset import SCALES, fitted_on, scaled_dataset
 from fedpact.data.federation import set_aside
 from fedpact.data.schema import Column, Schema
 from fedpact.data.tables import CODINGS, TASKS, code_table, code_target
+from fedpact.flower.described import KINDS, schema_told, value_of
 from fedpact.flower.sources import Columns, Source, Survey
 from fedpact.secure import psi
 
 log = logging.getLogger("fedpact")
 Ask = Callable[[Mapping[int, Message]], dict[int, Message]]
 Tell = Callable[[Mapping[int, Message]], None]
+#: What a party tells of its columns, and of what kind.
+PARTY = {
+    "columns": "a list of tables",
+    **dict.fromkeys(("scale", "shift"), "a list of finite numbers"),
+    "classes": "a list of texts",
+}
 
 
 # The server
@@ -55,7 +62,8 @@ def plan(values: Mapping[str, Any], names: Sequence[str], surveys: Sequence[Mapp
     for name, value, known in (("scale", scale, SCALES), ("task", task, TASKS), ("coding", coding, CODINGS)):
         require_one_of(name, value, known)
     tables = [
-        _Table(name, f"the file of {name!r}", list(s["header"]), [], {}) for name, s in zip(names, surveys, strict=True)
+        _Table(name, f"the file of {name!r}", list(value_of(s, "header", "a list of texts", name)), [], {})
+        for name, s in zip(names, surveys, strict=True)
     ]
     closer = _closer(tables, on, target)
     tables, aliases = _prefixed(tables, on)
@@ -85,20 +93,20 @@ def align(values: Mapping[str, Any], names: Sequence[str], closer: int, ask: Ask
     def asked(step: str, messages: Mapping[int, Any]) -> dict[int, Message]:
         return ask({i: _packed(step, i, base, one) for i, one in messages.items()})
 
-    sets = {i: _blinded(one, session) for i, one in asked("begin", dict.fromkeys(everyone)).items()}
+    sets = {i: _blinded(one, session, names[i]) for i, one in asked("begin", dict.fromkeys(everyone)).items()}
     for hop in range(1, len(names)):  # the set of party i is with party i + hop
         holders = {(i + hop) % len(names): i for i in everyone}
         passed = asked("blind", {j: sets[i] for j, i in holders.items()})
-        sets = {i: _blinded(passed[j], session) for j, i in holders.items()}
+        sets = {i: _blinded(passed[j], session, names[j]) for j, i in holders.items()}
     places = psi.match(session, names, list(sets.values()))
     kept = len(places[names[0]].places)
     report = _report(names, {i: len(one.points) // psi.POINT_BYTES for i, one in sets.items()}, kept, unmatched)
     for hop in range(len(names) - 1, 0, -1):
         owners = {(i + hop) % len(names): names[i] for i in everyone}
         passed = asked("unwind", {j: places[name] for j, name in owners.items()})
-        places = {name: _places(passed[j], session) for j, name in owners.items()}
+        places = {name: _places(passed[j], session, names[j]) for j, name in owners.items()}
     ends = asked("finish", {i: places[name] for i, name in enumerate(names)})
-    order = psi.Order(session, names[closer], ends[closer].arrays[0])
+    order = psi.Order(session, names[closer], _array(ends[closer], np.int64, names[closer]))
     tell({i: _packed("arrange", i, base, order) for i in everyone})
     return report
 
@@ -118,19 +126,24 @@ def _report(names: Sequence[str], sizes: Mapping[int, int], kept: int, unmatched
 
 
 def schema_of(
-    values: Mapping[str, Any], names: Sequence[str], closer: int, told: Sequence[Mapping[str, Any]]
+    values: Mapping[str, Any], names: Sequence[str], closer: int, answers: Sequence[Mapping[str, Any]]
 ) -> tuple[Schema, Layout]:
     """The parties' columns one after the other, and who holds which."""
-    sizes = [len(one["columns"]) for one in told]
+    target = str(values["data"]["target"])
+    for one, name in zip(answers, names, strict=True):
+        for key, kind in PARTY.items():
+            value_of(one, key, kind, name)
+        if one["columns"]:
+            schema_told({**one, "target": target}, name)
+    sizes = [len(one["columns"]) for one in answers]
     ends = np.cumsum(sizes)
     blocks = [tuple(range(end - size, end)) for size, end in zip(sizes, ends.tolist(), strict=True)]
     for name, size, i in zip(names, sizes, range(len(names)), strict=True):
         if not size and i != closer:  # who has the labels may have nothing else
             text = f"file of {name!r} must have a feature, got none besides the id, the target and dropped columns"
             raise DataError(f"{text}. Leave the party out, or drop fewer columns.")
-    joined: dict[str, list[Any]] = {k: [v for one in told for v in one[k]] for k in ("columns", "scale", "shift")}
-    target = str(values["data"]["target"])
-    schema = Schema.from_dict({**joined, "target": target, "classes": tuple(told[closer]["classes"])})
+    joined: dict[str, list[Any]] = {k: [v for one in answers for v in one[k]] for k in ("columns", "scale", "shift")}
+    schema = Schema.from_dict({**joined, "target": target, "classes": tuple(answers[closer]["classes"])})
     return schema, Layout(tuple(blocks), tuple(names), closer)
 
 
@@ -139,32 +152,36 @@ def schema_of(
 
 def _packed(step: str, party: int, base: Mapping[str, Any], what: Any) -> Message:
     """A question of the alignment, with a message of `secure.psi` in it."""
-    told = {**base, "step": step, "client": party}
+    values = {**base, "step": step, "client": party}
     if what is None:
-        return Message("align", told)
-    told |= {"owner": what.owner, "path": list(getattr(what, "path", ()))}
+        return Message("align", values)
+    values |= {"owner": what.owner, "path": list(getattr(what, "path", ()))}
     blinded = isinstance(what, psi.Blinded)
-    return Message("align", told, [np.frombuffer(what.points, np.uint8) if blinded else np.asarray(what.places)])
+    return Message("align", values, [np.frombuffer(what.points, np.uint8) if blinded else np.asarray(what.places)])
 
 
-def _array(message: Message, dtype: Any) -> np.ndarray:
+def _array(message: Message, dtype: Any, who: str = "the server") -> np.ndarray:
     ok = len(message.arrays) == 1 and message.arrays[0].dtype == dtype and message.arrays[0].ndim == 1
     if not ok:
-        raise Refused("a message of the alignment must hold one list, got another.")
+        found = [(array.shape, str(array.dtype)) for array in message.arrays]
+        raise Refused(f"{who}'s message of the alignment must hold one list of {np.dtype(dtype)}, got {found}.")
     return message.arrays[0]
 
 
-def _blinded(message: Message, session: bytes) -> psi.Blinded:
-    return psi.Blinded(session, *_route(message), _array(message, np.uint8).tobytes())
+def _blinded(message: Message, session: bytes, who: str = "the server") -> psi.Blinded:
+    return psi.Blinded(session, *_route(message, who), _array(message, np.uint8, who).tobytes())
 
 
-def _places(message: Message, session: bytes) -> psi.Places:
-    return psi.Places(session, *_route(message), _array(message, np.int64))
+def _places(message: Message, session: bytes, who: str = "the server") -> psi.Places:
+    return psi.Places(session, *_route(message, who), _array(message, np.int64, who))
 
 
-def _route(message: Message) -> tuple[str, tuple[str, ...]]:
+def _route(message: Message, who: str) -> tuple[str, tuple[str, ...]]:
     """Whose set it is, and with whom it has been."""
-    return str(message.values.get("owner")), tuple(map(str, message.values.get("path", ())))
+    owner, path = message.values.get("owner"), message.values.get("path")
+    if not (KINDS["a word"](owner) and KINDS["a list of texts"](path)):
+        raise Refused(f"{who}'s message of the alignment must name an owner and a path, got {owner!r} and {path!r}.")
+    return str(owner), tuple(path or ())
 
 
 # A party's node

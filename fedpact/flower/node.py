@@ -39,7 +39,7 @@ import scipy.sparse
 
 from fedpact.core.contract import Batch
 from fedpact.core.errors import BudgetSpent, CheckpointError, DataError, FedpactError, InvalidArgument
-from fedpact.core.files import make_folder, write_atomic, writing
+from fedpact.core.files import make_folder, own_folder, write_atomic, writing
 from fedpact.core.loop import Loop
 from fedpact.core.store import Store, _name
 from fedpact.core.wire import Message, Refused, checked, unpack
@@ -97,7 +97,7 @@ class Node:
 
     def __init__(self, config: Mapping[str, Any], folder: Path) -> None:
         self.config, self.folder = dict(config), Path(folder)
-        make_folder(self.folder)
+        own_folder(self.folder)
         self.key = self._own_key()
         self.sessions: dict[str, Session] = {}
         self.at = Session("")  # whose question is being answered
@@ -278,7 +278,7 @@ class RunAtNode:
         assert isinstance(e.engine, FlowerEngine)
         self.secure, self.largest = e.engine.secure, e.engine.largest
         self.rules = Rules(str(told.values["run"]), e.engine.bound, e.engine.threshold)
-        self.folder = node.folder / f"run-{told.values['run']}"
+        self.folder = sources.run_folder(node.folder, told.values.get("run"))
         make_folder(self.folder)
         self.dtype = PRECISIONS[str(e.precision)]
         self.batch = _batch(node.own, self.client, self.dtype)
@@ -301,7 +301,7 @@ class RunAtNode:
         run_name = sources.remembered(node.folder, node.at.name)
         if run_name is None:
             raise Refused("question must come after the node was prepared, got one before it. Start the run again.")
-        folder = node.folder / f"run-{run_name}"
+        folder = sources.run_folder(node.folder, run_name)
         told = unpack((folder / "prepare.bin").read_bytes(), "prepare")
         if "layout" in told.values["description"]:
             return PartyAtNode.again(node, told, folder)

@@ -23,6 +23,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from fedpact.core.errors import require_positive_int
+from fedpact.core.files import own_folder
+
 IDLE = 3600.0
 START = 120.0
 
@@ -62,6 +65,10 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return b"".join(parts)
 
 
+class NotStarted(ConnectionError):
+    """The node's process has ended before it answered anything, and would again."""
+
+
 def ask(config: dict[str, Any], content: bytes) -> bytes:
     """The resident's answer; it is started if it is not there, and again, once, if it is lost on the way."""
     folder = place_of(config)
@@ -70,15 +77,15 @@ def ask(config: dict[str, Any], content: bytes) -> bytes:
             with _connected(folder, config) as connection:
                 _send(connection, content)
                 return _receive(connection)
-        except ConnectionError:
-            if attempt:
+        except ConnectionError as error:
+            if attempt or isinstance(error, NotStarted):
                 raise
     raise ConnectionError("the node's process was lost twice")
 
 
 def _connected(folder: Path, config: dict[str, Any]) -> socket.socket:
-    path, started = _socket_path(folder), None
-    until = time.monotonic() + START
+    path, started, log = _socket_path(folder), None, folder / "node.log"
+    before, until = 0, time.monotonic() + START
     while time.monotonic() < until:
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -86,14 +93,20 @@ def _connected(folder: Path, config: dict[str, Any]) -> socket.socket:
             return connection
         except (FileNotFoundError, ConnectionRefusedError):
             connection.close()
-        if started is None or started.poll() is not None:
+        ended = None if started is None else started.poll()
+        if ended is not None and ended > 0:  # 0: another one has the folder, and will answer; below: it was killed
+            lines = log.read_bytes()[before:].decode(errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), f"exit code {ended}")
+            raise NotStarted(f"the node's process must start, got its end: {last} The rest is in {log}.")
+        if started is None or ended is not None:
+            before = log.stat().st_size if log.is_file() else 0
             started = _start(folder, config)
         time.sleep(0.05)
-    raise ConnectionError(f"the node's process did not start within {START:g} s; see {folder / 'node.log'}")
+    raise ConnectionError(f"the node's process did not start within {START:g} s; see {log}")
 
 
 def _start(folder: Path, config: dict[str, Any]) -> Any:
-    folder.mkdir(parents=True, exist_ok=True)
+    own_folder(folder)
     told = json.dumps({"config": config, "folder": str(folder), "parent": os.getppid()})
     with (folder / "node.log").open("ab") as log:
         return subprocess.Popen(
@@ -116,7 +129,8 @@ def serve(config: dict[str, Any], folder: Path, parent: int) -> None:
     except OSError:
         return  # another one serves this folder
     if (threads := config.get("threads")) is not None:
-        cores = sorted(os.sched_getaffinity(0))[: int(threads)]
+        require_positive_int("threads of the node's configuration", threads)
+        cores = sorted(os.sched_getaffinity(0))[:threads]
         os.sched_setaffinity(0, cores)
     from fedpact.flower.node import Node
 

@@ -19,7 +19,7 @@ from fedpact.definition import Experiment, loop_of, start_of
 from fedpact.engines import FlowerEngine, PartiesEngine
 from fedpact.engines.flower import Link
 from fedpact.flower.agreement import Add, agreed_schema
-from fedpact.flower.described import Description, experiment_of
+from fedpact.flower.described import Description, experiment_of, value_of
 from fedpact.flower.masked import Rules, Sums, rules_of
 from fedpact.flower.vertical import agreed, is_split
 from fedpact.run import Run, execute
@@ -29,11 +29,13 @@ log = logging.getLogger("fedpact")
 
 def numbered(hellos: Sequence[Mapping[str, Any]]) -> list[int]:
     """The order of the nodes: by the numbers they were given, or by their names."""
-    names = [str(hello["name"]) for hello in hellos]
+    names = [value_of(hello, "name", "a word", k) for k, hello in enumerate(hellos)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"names of nodes must be distinct, got {twice[0]!r} twice. Give each a name of its own.")
-    given: list[Any] = [hello.get("client") for hello in hellos]
+    given = [
+        value_of(hello, "client", "a number, or left out", name) for hello, name in zip(hellos, names, strict=True)
+    ]
     if all(number is None for number in given):
         return sorted(range(len(names)), key=lambda k: names[k])
     if sorted(given, key=lambda g: -1 if g is None else g) != list(range(len(names))):
@@ -59,9 +61,11 @@ def _ask(
 def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patience: float = 600.0) -> Description:
     """What everyone knows of everyone's data."""
     names, everyone = list(link.names), range(len(link.names))
+    for name, one in zip(names, surveys, strict=True):
+        value_of({"survey": one}, "survey", "a table", name)
     if is_split(surveys):
         return agreed(values, names, surveys, lambda questions: _ask(link, questions, patience), link.tell)
-    parts = len(surveys[0].get("names", names))
+    parts = len(value_of({"names": names, **surveys[0]}, "names", "a list of texts", names[0]))
     hint = "Start one for each, or change clients."
     require(parts == len(names), "nodes", f"the {parts} clients of [split]", len(names), hint=hint)
     rules = rules_of(values)
@@ -69,16 +73,12 @@ def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patienc
     schema = agreed_schema(values, surveys, names, lambda questions: _ask(link, questions, patience), add)
     questions = {i: Message("coded", {"client": i, "schema": schema.to_dict()}) for i in everyone}
     answers = _ask(link, questions, patience)
-    told = [answers[i].values for i in everyone]
-    for i, one in enumerate(told):
-        rows = one.get("rows")
-        fine = isinstance(rows, int) and 1 <= rows < 2**31
-        require(fine, f"rows of node {names[i]!r}", "a number from 1 to 2³¹−1", rows)
+    every = lambda key, kind: tuple(value_of(answers[i].values, key, kind, names[i]) for i in everyone)
     return Description(
         tuple(names),
-        tuple(int(one["rows"]) for one in told),
-        tuple(bool(one["blank"]) for one in told),
-        tuple(str(one["mark"]) for one in told),
+        every("rows", "a number from 1 to 2³¹−1"),
+        every("blank", "true or false"),
+        every("mark", "a word"),
         schema,
         bool(surveys[0].get("pixels", False)),
         str(surveys[0].get("dataset", values.get("name", "federation"))),
@@ -135,8 +135,8 @@ def prepare(
     assert isinstance(engine, FlowerEngine | PartiesEngine)
     place, digest = "" if folder is None else str(folder.resolve()), experiment.digest()
     run = hashlib.sha256(json.dumps([place, digest]).encode()).hexdigest()[:16]
-    told = {"experiment": dict(values), "description": description.to_dict(), "run": run, "digest": digest}
-    link.tell({i: Message("prepare", {**told, "client": i}) for i in range(len(link.names))})
+    whole = {"experiment": dict(values), "description": description.to_dict(), "run": run, "digest": digest}
+    link.tell({i: Message("prepare", {**whole, "client": i}) for i in range(len(link.names))})
     if isinstance(engine, PartiesEngine):
         engine.over(link)
     else:
@@ -155,6 +155,6 @@ def federate(
     path = None if folder is None else Path(folder)
     if surveys is None:
         found = greet(values, link)
-        surveys = [found[i]["survey"] for i in range(len(link.names))]
+        surveys = [found[i].get("survey") for i in range(len(link.names))]
     experiment, name = prepare(values, link, surveys, path)
     return execute(experiment, folder=path, name=name, resuming=resume, source=values)

@@ -11,6 +11,7 @@ import hmac
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ import scipy.sparse
 from fedpact import data
 from fedpact.core.errors import DataError, InvalidArgument, require, unknown
 from fedpact.core.files import make_folder, write_atomic
+from fedpact.core.wire import Refused
 from fedpact.data import Dataset, Federation
 from fedpact.data.federation import set_aside
 from fedpact.data.schema import Column, Schema, code_rows, line_of
@@ -263,12 +265,19 @@ class Loaded(_Raw):
             many=len(found) > MOST_CLASSES,
             values=[]
             if self.table.get("task") == "regression" or len(found) > MOST_CLASSES
-            else [f"{v:g}" for v in found],
+            else [_exact(v) for v in found],
         )
 
     def coded(self, columns: Sequence[Column]) -> np.ndarray:
-        """The numbers as they are."""
-        x = self.dataset.x
+        """The numbers as they are, in everyone's order of the columns."""
+        own = [column.name for column in self.dataset.schema.columns]
+        for column in columns:
+            if column.kind != "number" or column.name not in own:
+                text = (
+                    f"column {column.read_from!r} must hold numbers where a node has a loader, got categories of others"
+                )
+                raise DataError(f"{text}. Code them in the loader, or give every node a CSV file.")
+        x = self.dataset.x[:, [own.index(column.name) for column in columns]]
         return x.toarray() if scipy.sparse.issparse(x) else np.asarray(x, np.float64)
 
     def labels(self, schema: Schema) -> np.ndarray:
@@ -276,8 +285,14 @@ class Loaded(_Raw):
         y = self.dataset.y
         if not schema.classes:
             return y
-        codes = {float(name): float(k) for k, name in enumerate(schema.classes)}
-        return np.array([codes[float(v)] for v in y])
+        codes = {_number(name): float(k) for k, name in enumerate(schema.classes)}
+        coded = np.array([codes.get(float(v), np.nan) for v in y])
+        if not np.isfinite(coded).all():
+            odd = float(y[np.flatnonzero(~np.isfinite(coded))[0]])
+            raise DataError(
+                f"y of loader {self.path!r} must be among the classes, {', '.join(schema.classes)}, got {odd!r}."
+            )
+        return coded
 
 
 class Part(Source):
@@ -322,6 +337,13 @@ def _session_file(folder: Path, session: str) -> Path:
     return folder / "sessions" / hashlib.sha256(session.encode()).hexdigest()[:32]
 
 
+def run_folder(folder: Path, run: Any) -> Path:
+    """Where a node keeps a run, by the name that the server gives it: digits of a hash, and no path."""
+    if not isinstance(run, str) or re.fullmatch("[0-9a-f]{16}", run) is None:
+        raise Refused(f"run must be 16 digits of 0-9 and a-f, got {run!r}. Nothing was written.")
+    return folder / f"run-{run}"
+
+
 def remember(folder: Path, session: str, run: str) -> None:
     """Write down, at a node, which run a server's session is of."""
     make_folder(folder / "sessions")
@@ -337,6 +359,11 @@ def remembered(folder: Path, session: str) -> str | None:
 def mark_of(federation: Federation | Columns, key: bytes) -> str:
     """A mark of a node's data that tells others only whether they are the same as before: keyed, so nobody can try."""
     return hmac.new(key, federation.digest.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def _exact(value: float) -> str:
+    """A class as text that gives the same number back: whole ones without a point, as simulations call them."""
+    return repr(int(value)) if float(value).is_integer() and abs(value) < 2**53 else repr(float(value))
 
 
 def _number(cell: str) -> float | None:

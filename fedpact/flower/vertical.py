@@ -35,10 +35,9 @@ from fedpact.core.vector import Vector
 from fedpact.core.vertical import Feedback, Layout, Split, block_of, closed, partial, total
 from fedpact.core.wire import Message, Refused, checked
 from fedpact.data import Dataset, Federation
-from fedpact.data.schema import Schema
 from fedpact.definition import PRECISIONS, loop_of, start_of
 from fedpact.flower import joined, sources
-from fedpact.flower.described import Description, experiment_of
+from fedpact.flower.described import Description, experiment_of, schema_told, value_of
 from fedpact.problems.vertical import as_vertical, closing
 from fedpact.secure import primitives
 
@@ -70,36 +69,38 @@ def agreed(
     unmatched = {} if found is None else joined.align(values, names, found.closer, ask, tell)
     plans = [{} for _ in everyone] if found is None else found.parties
     questions = {i: Message("coded", {"client": i, "schema": {}, "party": plans[i]}) for i in everyone}
-    told = [answer.values for _, answer in sorted(ask(questions).items())]
-    counts = [int(one["rows"]) for one in told]
+    answers = [answer.values for _, answer in sorted(ask(questions).items())]
+    every = lambda key, kind: [value_of(one, key, kind, name) for one, name in zip(answers, names, strict=True)]
+    counts = every("rows", "a number from 1 to 2³¹−1")
     if len(set(counts)) > 1:
         raise DataError(f"parties must have the same records, got {counts} of them. Align them, or start again.")
     if found is not None:
-        schema, layout = joined.schema_of(values, names, found.closer, told)
+        schema, layout = joined.schema_of(values, names, found.closer, answers)
         pixels, dataset = False, "+".join(names)
     else:
-        schema, layout = Schema.from_dict(surveys[0]["made"]), _placed(surveys[0], names)
-        pixels, dataset = bool(surveys[0]["pixels"]), str(surveys[0]["dataset"])
+        made = value_of(surveys[0], "made", "a table", names[0])
+        schema, layout = schema_told(made, names[0]), _placed(surveys[0], names)
+        pixels, dataset = bool(surveys[0].get("pixels")), str(surveys[0].get("dataset"))
     return Description(
         tuple(names),
         tuple(counts),
         tuple(False for _ in everyone),
-        tuple(str(one["mark"]) for one in told),
+        tuple(every("mark", "a word")),
         schema,
         pixels,
         dataset,
         layout,
-        tuple(str(one["public"]) for one in told),
+        tuple(every("public", "64 digits of 0-9 and a-f")),
         unmatched,
     )
 
 
 def _placed(survey: Mapping[str, Any], names: Sequence[str]) -> Layout:
     """The split's layout, its parties in the nodes' order."""
-    columns, closer = survey["layout"]
-    parties = list(map(str, survey["names"]))
+    columns, closer = value_of(survey, "layout", "everyone's columns and the closer", names[0])
+    parties = list(value_of(survey, "names", "a list of texts", names[0]))
     places = [sources.place_among(parties, name, i) for i, name in enumerate(names)]
-    if sorted(places) != list(range(len(parties))):
+    if sorted(places) != list(range(len(parties))) or len(parties) != len(columns):
         raise DataError(f"nodes must be the split's parties ({', '.join(parties)}), got {', '.join(names)}.")
     return Layout(tuple(tuple(columns[place]) for place in places), tuple(names), places.index(int(closer)))
 
@@ -115,8 +116,8 @@ def coded(node: Any, message: Message) -> bytes:
     private = os.urandom(primitives.KEY_BYTES)
     node.at.party = {"private": private, "plan": plan, "kept": np.asarray(source.kept, np.int64)}
     public = primitives.public_of(private).hex()
-    told = {"rows": node.own.records, "mark": sources.mark_of(node.own, node.key), "public": public, **about}
-    return Message("coded", told).pack()
+    answer = {"rows": node.own.records, "mark": sources.mark_of(node.own, node.key), "public": public, **about}
+    return Message("coded", answer).pack()
 
 
 class Keys:
@@ -175,8 +176,8 @@ class PartyAtNode:
         self.node, self.told, self.client = node, told, int(told.values["client"])
         description = Description.from_dict(told.values["description"])
         self.experiment, _ = experiment_of(told.values["experiment"], description)
-        e, run = self.experiment, str(told.values["run"])
-        self.folder = node.folder / f"run-{run}"
+        e, run = self.experiment, str(told.values.get("run"))
+        self.folder = sources.run_folder(node.folder, run)
         make_folder(self.folder)
         self.layout: Layout = e.federation.layout
         self.away = [i for i in range(len(self.layout.columns)) if i != self.layout.closer]

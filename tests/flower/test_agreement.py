@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers_nodes import same_history
+from helpers_nodes import Faulty, federated, nodes, same_history
 
 from fedpact.core.errors import CheckpointError, ClientError, DataError, InvalidArgument
+from fedpact.data import from_arrays
 from fedpact.experiment import build
 from fedpact.flower.links import Direct
 from fedpact.flower.node import Node
@@ -132,6 +133,10 @@ def test_names_are_told_apart(files):
         numbered([{"name": "a"}, {"name": "a"}])
     with pytest.raises(DataError, match="clients of the nodes must be 0 to 1, got"):
         numbered([{"name": "a", "client": 1}, {"name": "b", "client": 2}])
+    with pytest.raises(InvalidArgument, match="name of node 1 must be a word, got None"):
+        numbered([{"name": "a"}, {}])
+    with pytest.raises(InvalidArgument, match="client of node 'b' must be a number, or left out, got 'x'"):
+        numbered([{"name": "a", "client": 0}, {"name": "b", "client": "x"}])
     assert numbered([{"name": "b"}, {"name": "a"}]) == [1, 0]
     assert numbered([{"name": "b", "client": 0}, {"name": "a", "client": 1}]) == [0, 1]
 
@@ -148,6 +153,110 @@ def test_a_loader_gives_the_rows(files, monkeypatch, tmp_path):
     run = federate(given, Direct(nodes))
     assert run.model.schema.classes == ("0", "1")
     assert run.history.end("accuracy") > 0.9
+
+
+LOADERS = """
+import numpy as np
+from fedpact.data import from_arrays
+
+def rows(seed):
+    rng = np.random.default_rng(seed)
+    age, dose = rng.normal(50, 10, 40), rng.normal(size=40)
+    return age, dose, 1000001 + (age + 20 * dose > 50)
+
+def one():
+    age, dose, ill = rows(1)
+    return from_arrays(np.stack([age, dose], 1), ill, ["age", "dose"], classes=())
+
+def other():
+    age, dose, ill = rows(2)
+    return from_arrays(np.stack([dose, age], 1), ill, ["dose", "age"], classes=())
+"""
+
+
+def test_loaders_columns_are_found_by_name_and_classes_are_told_exactly(files, monkeypatch, tmp_path):
+    """The second has its columns the other way round; classes of seven digits stay two."""
+    (tmp_path / "swapped.py").write_text(LOADERS)
+    monkeypatch.chdir(tmp_path)
+    given = flowered(values(files))
+    given["data"] = {"scale": "standard"}
+    nodes = [Node({"name": n, "loader": f"swapped:{n}"}, tmp_path / n) for n in ("one", "other")]
+    run = federate(given, Direct(nodes))
+    assert run.model.schema.classes == ("1000001", "1000002")
+    import swapped
+
+    for node, seed in zip(nodes, (1, 2), strict=True):
+        x, y = node.own.client(0)
+        age, dose, ill = swapped.rows(seed)
+        shift, scale = np.array(run.model.schema.shift), np.array(run.model.schema.scale)
+        np.testing.assert_allclose(x * scale + shift, np.stack([age, dose], 1), rtol=1e-9, atol=1e-9)
+        np.testing.assert_array_equal(y, ill - 1000001)
+    both = [np.stack(swapped.rows(seed)[:2], 1) for seed in (1, 2)]
+    whole = from_arrays(np.concatenate(both), np.zeros(80), ["age", "dose"], scale="standard").schema
+    np.testing.assert_allclose(run.model.schema.scale, whole.scale, rtol=1e-12)
+    np.testing.assert_allclose(run.model.schema.shift, whole.shift, rtol=1e-12)
+
+
+def test_a_loader_cannot_give_what_others_have_as_categories(files, monkeypatch, tmp_path):
+    (tmp_path / "numbered.py").write_text(
+        "import numpy as np\nfrom fedpact.data import from_arrays\n\n\ndef load():\n"
+        "    return from_arrays(np.ones((4, 4)), np.arange(4) % 2, ['age', 'dose', 'ward', 'flat'], classes=())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    given = flowered(values(files, {"task": "classification"}))
+    nodes = [*members(files, ("east",)), Node({"name": "n", "loader": "numbered:load"}, tmp_path / "n")]
+    with pytest.raises(ClientError, match="column 'ward' must hold numbers where a node has a loader"):
+        federate(given, Direct(nodes))
+
+
+# What a node may tell before the run
+
+
+def telling(kind, change):
+    """A link on which the second node's answers of this kind are changed."""
+    return lambda i, question, answer: (
+        answer._replace(values=change(dict(answer.values))) if i == 1 and question.kind == kind else answer
+    )
+
+
+def surveyed(**changes):
+    return lambda values: {**values, "survey": {**values["survey"], **changes}}
+
+
+def without(key):
+    return lambda values: {k: v for k, v in values.items() if k != key}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "sentence"),
+    [
+        ("hello", without("survey"), "survey of node 'north' must be a table, got None"),
+        ("hello", surveyed(columns=7), "columns of node 'north' must be a list of texts, got 7"),
+        ("hello", surveyed(columns=[["a"]]), "columns of node 'north' must be a list of texts"),
+        ("hello", surveyed(categories=["ward"]), "categories of node 'north' must be a table of lists of texts"),
+        ("hello", surveyed(categories={"ward": 3}), "categories of node 'north' must be a table of lists of texts"),
+        ("hello", surveyed(numbers=None), "numbers of node 'north' must be true or false, got None"),
+        ("hello", surveyed(values={"a": 1}), "values of node 'north' must be a list of texts"),
+        ("hello", surveyed(numbers=True), "values of node 'north' must be a list of finite numbers as texts, got"),
+        ("hello", surveyed(numbers=True, values=["nan"]), "values of node 'north' must be a list of finite numbers"),
+        ("coded", without("blank"), "blank of node 'north' must be true or false, got None"),
+        ("coded", without("mark"), "mark of node 'north' must be a word, got None"),
+        ("coded", lambda values: {**values, "rows": "9"}, "rows of node 'north' must be a number from 1 to 2³¹−1"),
+    ],
+)
+def test_what_a_node_tells_is_checked_before_it_is_used(kind, change, sentence, files):
+    with pytest.raises(InvalidArgument, match=sentence):
+        federate(flowered(values(files)), Faulty(members(files), telling(kind, change)))
+
+
+def test_a_made_schema_that_is_damaged_names_its_node(tmp_path):
+    both = lambda i, question, answer: (
+        answer._replace(values=surveyed(made={"columns": [{"name": "x"}]})(answer.values))
+        if question.kind == "hello"
+        else answer
+    )
+    with pytest.raises(InvalidArgument, match="schema of node '0' must be whole, got one that is damaged"):
+        federated("fedavg", tmp_path, Faulty(nodes(tmp_path), both))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ pytest.importorskip("cryptography")
 
 from helpers_parties import Changing, assert_same, simulated
 
-from fedpact.core.errors import ClientError, DataError
+from fedpact.core.errors import ClientError, DataError, InvalidArgument
 from fedpact.core.wire import Message
 from fedpact.flower.links import Direct
 from fedpact.flower.node import Node
@@ -133,3 +133,36 @@ def test_nodes_of_rows_among_nodes_of_columns_are_refused(tmp_path):
     nodes = [*nodes_of(files, tmp_path)[1:], Node({"name": "lab"}, tmp_path / "other")]
     with pytest.raises((ClientError, DataError)):
         federate(tables(None), Direct(nodes))
+
+
+def _without(key, kind):
+    return lambda i, one: (
+        one._replace(values={k: v for k, v in one.values.items() if k != key}) if one.kind == kind else one
+    )
+
+
+def _no_order(i, one):
+    return one._replace(arrays=()) if one.kind == "align" and one.values.get("step") == "finish" and i == 2 else one
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (_without("survey", "hello"), "survey of node 'lab' must be a table, got None"),
+        (lambda i, one: one._replace(values={"survey": {"on": True}}) if one.kind == "hello" else one,
+         "header of node 'lab' must be a list of texts, got None"),
+        (_without("owner", "align"), "lab's message of the alignment must name an owner and a path, got None"),
+        (_no_order, r"ward's message of the alignment must hold one list of int64, got \[\]"),
+        (_without("rows", "coded"), "rows of node 'lab' must be a number from 1"),
+        (_without("public", "coded"), "public of node 'lab' must be 64 digits of 0-9 and a-f, got None"),
+        (_without("mark", "coded"), "mark of node 'lab' must be a word, got None"),
+        (_without("columns", "coded"), "columns of node 'lab' must be a list of tables, got None"),
+        (lambda i, one: one._replace(values={**one.values, "columns": [{}]}) if one.kind == "coded" else one,
+         "schema of node 'lab' must be whole, got one that is damaged"),
+        (_without("classes", "coded"), "classes of node 'lab' must be a list of texts, got None"),
+    ],
+)  # fmt: skip
+def test_what_a_party_tells_is_checked_before_it_is_used(change, sentence, tmp_path):
+    link = Changing(nodes_of(written(tmp_path), tmp_path), change, answers=True)
+    with pytest.raises(InvalidArgument, match=sentence):
+        federate(tables(None), link)

@@ -300,3 +300,35 @@ def test_a_server_that_is_started_again_goes_on(tmp_path, recorded):
     again = federate(over_nodes(CASES["sgd"]), Direct(nodes), tmp_path / "run", resume=True)
     assert_same(again, recorded[0])
     assert again.least is None  # nobody can tell it
+
+
+def _surveyed(i, one, **changes):
+    survey = {**one.values["survey"], **changes} if one.kind == "hello" else {}
+    return one._replace(values={**one.values, "survey": survey}) if one.kind == "hello" else one
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"layout": 3}, "layout of node 'means' must be everyone's columns and the closer, got 3"),
+        ({"layout": [[[0], [1]], 2]}, "layout of node 'means' must be everyone's columns and the closer"),
+        ({"names": None}, "names of node 'means' must be a list of texts, got None"),
+        ({"made": "x"}, "made of node 'means' must be a table, got 'x'"),
+    ],
+)
+def test_a_layout_that_a_node_tells_is_checked(changes, sentence, tmp_path):
+    link = Changing(nodes_in(tmp_path), lambda i, one: _surveyed(i, one, **changes), answers=True)
+    with pytest.raises(InvalidArgument, match=sentence):
+        federate(over_nodes(CASES["sgd"]), link)
+
+
+def test_a_run_s_name_is_no_path_at_a_party(tmp_path):
+    told = []
+    link = Changing(nodes_in(tmp_path / "nodes"), lambda i, one: one)
+    tell = link.tell
+    odd = lambda one: one._replace(values={**one.values, "run": "x/../../../escaped"})
+    link.tell = lambda questions: (told.append(1), tell({i: odd(one) for i, one in questions.items()}))
+    sentence = refused(CASES["sgd"], link)
+    assert "run must be 16 digits of 0-9 and a-f, got 'x/../../../escaped'" in sentence
+    assert told
+    assert not list(tmp_path.rglob("escaped*"))

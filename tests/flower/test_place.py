@@ -1,0 +1,75 @@
+"""A node's own place: who can look into it, what the server can name in it, and a process that does not start."""
+
+from __future__ import annotations
+
+import stat
+import time
+
+import pytest
+from helpers_nodes import federated, nodes
+
+from fedpact.core.errors import ClientError
+from fedpact.flower import resident
+from fedpact.flower.links import Direct
+from fedpact.flower.node import Node
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_node_s_folder_is_its_user_s_alone_also_where_it_was_open(tmp_path):
+    (tmp_path / "old").mkdir(mode=0o755)
+    for name in ("old", "new"):
+        Node({"name": name}, tmp_path / name)
+        assert mode(tmp_path / name) == 0o700
+
+
+@pytest.mark.parametrize("name", ["x/../../../escaped", "../escaped", "", "0123456789ABCDEF", "0" * 16 + "\n", None, 7])
+def test_a_run_s_name_is_no_path(name, tmp_path):
+    """A server that names a run writes nothing but into a folder of that run."""
+
+    class Odd(Direct):
+        def tell(self, questions):
+            super().tell({i: one._replace(values={**one.values, "run": name}) for i, one in questions.items()})
+
+    with pytest.raises(ClientError, match="run must be 16 digits of 0-9 and a-f, got "):
+        federated("fedavg", tmp_path, Odd(nodes(tmp_path / "nodes")))
+    assert not list(tmp_path.rglob("escaped*"))
+    assert not list(tmp_path.rglob("run-*"))
+
+
+@pytest.fixture
+def at(tmp_path, monkeypatch):
+    monkeypatch.setattr(resident.tempfile, "gettempdir", lambda: str(tmp_path))
+    return tmp_path
+
+
+def test_a_process_that_cannot_start_says_why_at_once(at):
+    (at / "n").mkdir(mode=0o755)
+    (at / "n" / "node.log").write_text("column 'age' must be a number, got 'old'\n")  # of another day
+    begun = time.monotonic()
+    with pytest.raises(ConnectionError) as told:
+        resident.ask({"name": "n", "state": str(at / "n"), "threads": 0}, b"")
+    assert "must start, got its end: fedpact.core.errors.InvalidArgument: threads of the node" in str(told.value)
+    assert "must be an integer of at least 1, got 0" in str(told.value)
+    assert str(at / "n" / "node.log") in str(told.value)
+    assert time.monotonic() - begun < resident.START / 2
+    assert (at / "n" / "node.log").read_text().count("Traceback") == 1  # not over and over
+    assert mode(at / "n") == 0o700
+
+
+def test_a_process_that_ends_without_a_word_does_not_tell_older_lines(at, monkeypatch):
+    (at / "n").mkdir()
+    (at / "n" / "node.log").write_text("got 'old'\n")
+    start = resident.subprocess.Popen
+    monkeypatch.setattr(resident.subprocess, "Popen", lambda command, **more: start(["sh", "-c", "exit 3"], **more))
+    with pytest.raises(ConnectionError, match="got its end: exit code 3") as told:
+        resident.ask({"name": "n", "state": str(at / "n")}, b"")
+    assert "old" not in str(told.value)
+
+
+def test_a_folder_that_cannot_be_made_says_so(at):
+    (at / "file").write_text("")
+    with pytest.raises(OSError, match=r"output folder must be writable, got .*file/n"):
+        resident.ask({"name": "n", "state": str(at / "file" / "n")}, b"")
