@@ -3,8 +3,8 @@
 Where the server computes each coordinate from that coordinate of the messages alone (`Algorithm.separable`), a stretch
 of coordinates is a server step of its own. The device then holds the m messages of one shard, never m × n numbers:
 
-    for each shard of coordinates:    z ← kept messages of the shard;  step on z and the uploads' shard  →  its part of w
-    the round is kept:                the cohort's new messages are written over their old ones
+    for each shard:       z ← its kept messages;  step on z and its part of the uploads  →  its part of w
+    the round is kept:    the cohort's new messages are written over their old ones
 
 Kept messages are on the host, coordinate after coordinate, so that a shard is one stretch of memory, or of a mapped
 file where they are too many for memory. How the coordinates are cut does not change a bit of the state; sums over
@@ -24,7 +24,7 @@ from fedpact.core.contract import Algorithm
 from fedpact.core.vector import Vector
 
 #: Bytes of one shard's kept messages. The step's own arrays are a few times as much.
-SHARD = 2**26
+SHARD = 2**24
 
 
 @jax.tree_util.register_pytree_node_class
