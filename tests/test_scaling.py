@@ -49,7 +49,7 @@ def test_what_needs_every_message_keeps_one_of_each_client(settings):
 
 
 def test_limits_on_every_clients_loss_keep_a_gradient_of_each():
-    capped = fp.Constrained(fp.Logistic(), fp.Loss() + fp.Norm2(), [fp.ClientLoss() <= 1.0])
+    capped = fp.Constrained(fp.Logistic(l2=0), fp.Loss() + fp.Norm2(), [fp.ClientLoss() <= 1.0])
     found = costs(fp.SSCA(), capped, 50, 7, 1.0, dtype=np.float64)
     assert (found.combine, found.separable, found.kept) == ("each", False, 8 * 50)
 

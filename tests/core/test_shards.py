@@ -122,7 +122,7 @@ def test_an_empty_round_keeps_everything():
 def test_what_couples_coordinates_is_not_cut():
     rows = fp.FedPDM(memory=True, regulariser={"name": "group_l1", "gamma": 0.1})
     assert rows.build(fp.Logistic(), 4, 1.0).separable is None
-    capped = fp.Constrained(fp.Logistic(), fp.Loss() + fp.Norm2(), [fp.ClientLoss() <= 1.0])
+    capped = fp.Constrained(fp.Logistic(l2=0), fp.Loss() + fp.Norm2(), [fp.ClientLoss() <= 1.0])
     bundle = fp.SSCA().build(capped, 4, 1.0)
     assert bundle.combine == "each"
     assert bundle.separable is None
