@@ -40,7 +40,7 @@ import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from fedpact.core.contract import Algorithm, standard_measures
+from fedpact.core.contract import Algorithm, column_mean, standard_measures
 from fedpact.core.errors import is_number, require, require_positive_int
 from fedpact.core.keys import Purpose
 from fedpact.core.private import Theorem
@@ -137,20 +137,23 @@ def _partition(z: np.ndarray, ratio: float) -> np.ndarray:
     return numbers[:, m].copy()
 
 
-#: Columns searched at once: their messages stay in the processor's cache.
-CHUNK = 1024
+#: Bytes of messages that are searched as they are; more are searched a few columns at a time.
+WHOLE, FEW = 2**20, 2**16
 
 
 def _in_chunks(z: Any, ratio: Any) -> Any:
     m, n = z.shape
-    if n <= CHUNK:
-        return _search(z, ratio)
-    chunks = -(-n // CHUNK)
-    padded = jnp.pad(z, ((0, 0), (0, chunks * CHUNK - n))).reshape(m, chunks, CHUNK)
-    return lax.map(lambda part: _search(part, ratio), padded.swapaxes(0, 1)).reshape(-1)[:n]
+    mean = column_mean(z)
+    if z.nbytes <= WHOLE:
+        return _search(z, mean, ratio)
+    columns = min(n, max(1, FEW // (m * z.dtype.itemsize)))  # their messages stay in the processor's cache
+    chunks = -(-n // columns)
+    padded = jnp.pad(z, ((0, 0), (0, chunks * columns - n))).reshape(m, chunks, columns).swapaxes(0, 1)
+    means = jnp.pad(mean, (0, chunks * columns - n)).reshape(chunks, columns)
+    return lax.map(lambda part: _search(*part, ratio), (padded, means)).reshape(-1)[:n]
 
 
-def _search(z: Any, ratio: Any) -> Any:
+def _search(z: Any, mean: Any, ratio: Any) -> Any:
     """The same median without sorting (slow on CPU under XLA).
 
     w(s) = mean + (λ/η)(2s−m)/m rises with s and #{z > w(s)} falls, so the smallest s* with #{z > w(s*)} ≤ s* is found
@@ -158,7 +161,6 @@ def _search(z: Any, ratio: Any) -> Any:
     smaller, and is found by bisection on values between two data points, which ends when only one value is left.
     """
     m, n = z.shape
-    mean = jnp.mean(z, axis=0)
 
     def level(s: Any) -> Any:
         return mean + ratio * ((2 * s - m) / m).astype(z.dtype)
@@ -331,6 +333,7 @@ class FedEPM(Settings):
             measure=measure,
             model=lambda server: server.w,
             combine="each",
+            separable=("spread",),
             commit=lambda msg, before, sent: ClientState(sent.z, before.r),
             info=Info._fields,
             notes={"gradients": "sum", "snr": "min", "noise_scale": "max"},

@@ -41,7 +41,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from fedpact.core.contract import Algorithm, standard_measures
+from fedpact.core.contract import Algorithm, column_mean, standard_measures
 from fedpact.core.errors import is_number, require, require_flags, require_one_of, require_positive_int
 from fedpact.core.keys import Purpose
 from fedpact.core.private import Packing, Theorem
@@ -310,7 +310,7 @@ class FedPDM(Settings):
         def server_step(server: ServerState, uploads: Upload, cohort: Any) -> tuple[ServerState, Info]:
             _, rho, eta = broadcast(server)
             y = None if server.y is None else cohort.put(server.y, uploads.y)
-            mean = cohort.mean(uploads.y, server.x0) if y is None else y.map(lambda a: jnp.mean(a, axis=0))
+            mean = cohort.mean(uploads.y, server.x0) if y is None else y.map(column_mean)
             x0 = prox(mean, rho)  # (13)
             x0 = x0.map(lambda a, b: jnp.where(cohort.count > 0, a, b), server.x0)
             return ServerState(x0, y, server.round + 1, server.lipschitz), Info(eta, rho)
@@ -343,6 +343,7 @@ class FedPDM(Settings):
             measure=measure,
             model=lambda server: server.x0,
             combine="each" if self.memory else "sum",
+            separable=() if h is None or h.separable else None,
             commit=commit,
             packing=Packing(  # ỹ_i − x_0
                 lambda msg, upload: upload.y - msg.x0,

@@ -136,6 +136,15 @@ class Oracle:
         return self.problem.value_and_gradient(w, batch)
 
 
+def column_mean(rows: Any) -> Any:
+    """The mean over the first axis, added up in pairs: to the same bits whatever the other axes are cut into."""
+    total, count = rows, rows.shape[0]
+    while (size := total.shape[0]) > 1:
+        half = size // 2
+        total = jnp.concatenate([total[:half] + total[half : 2 * half], total[2 * half :]])
+    return total[0] / count
+
+
 def finite_rows(tree: Any) -> Any:
     """For something stacked over the cohort: which rows are finite throughout."""
     flags = [
@@ -179,6 +188,7 @@ class Algorithm(NamedTuple):
         "each"  # "sum": linear in the uploads, so it can be streamed, masked, encrypted; "each": needs every message
     )
     differences: bool = False  # uploads are changes of what a client sent before: one that forgot cannot begin again
+    separable: tuple[str, ...] | None = None  # where the server goes coordinate by coordinate: Info's sums over them
     info: tuple[str, ...] = ()  # the fields of Info
     notes: Mapping[str, str] = {}  # how each field of Notes is read over clients: "sum", "min", "max" or "mean"
     reads: Mapping[str, Any] = {}  # of each measure, how its sum is read: "mean", a key of READS, or such a function

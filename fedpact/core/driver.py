@@ -113,6 +113,7 @@ def drive(
         _admit(loop, jax.tree.map(lambda a, t=trial: a[t], told) if trials else told, numbers)
     carry = jax.device_get(carry) if resumed else carry
     wire = _wire(loop, carry, hellos, data, root, trials)
+    del hellos, told  # which may be as large as everyone's models together
     layout = getattr(federations[0], "layout", None)  # of data split by features: a round is simulated as a whole
     wire = wire if layout is None else wire._replace(parties=len(layout.columns))
     # A given schedule may be as uneven as it likes; the slots' room is worked out for random draws only.

@@ -23,6 +23,7 @@ from jax import lax
 from fedpact.core.contract import READS, Algorithm, Batch, Cohort, Oracle, Stepped
 from fedpact.core.errors import InvalidArgument, unknown
 from fedpact.core.keys import JOIN_ROUND, SERVER, Purpose, client_key
+from fedpact.core.shards import Shards, is_kept, settled
 from fedpact.core.stop import Rule
 
 GOING, STOPPED, NONFINITE = 0, 1, 2
@@ -48,11 +49,14 @@ class Carry(NamedTuple):
 
 
 def _finite(tree: Any) -> Any:
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    seen = [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_kept) if not is_kept(leaf)]  # uploads were looked at
+    leaves = [leaf for leaf in seen if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]).all()
 
 
 def _either(choice: Any, this: Any, that: Any) -> Any:
+    if any(map(is_kept, jax.tree.leaves(this, is_leaf=is_kept))):
+        return this if bool(choice) else that
     return jax.tree.map(lambda a, b: jnp.where(choice, a, b), this, that)
 
 
@@ -83,8 +87,10 @@ class Loop:
         self._names: list[str] = []
         self._told: tuple[str, ...] = getattr(engine, "told", ())
         self._judged = "objective" if telemetry == "all" else "test_loss"
+        self.shards: Shards | None = None  # of a server on the host that needs every client's message
         self.clock: dict[str, list[float]] = {"local": [], "server": []}
         plain = timing or not engine.compiled
+        self._on_host = not (engine.compiled or engine.eager)
         self._while = _python_while if plain else lax.while_loop
         self._steps = self._timed("local", self.client_stage) if timing else self.client_stage
         self._serve = self._timed("server", self.server_stage) if timing else self.server_stage
@@ -127,6 +133,8 @@ class Loop:
         if self.guard is not None and self.guard.central:
             key = client_key(root, t, SERVER)(Purpose.NOISE)
             uploads, cohort = self.guard.summed(self.algorithm.broadcast(server), uploads, cohort, key)
+        if self.shards is not None:
+            return self.shards.step(server, uploads, cohort)
         return self.algorithm.server_step(server, uploads, cohort)
 
     def measure_stage(self, state: State, data: Any, t: Any = 0) -> dict[str, Any]:
@@ -212,7 +220,9 @@ class Loop:
         if not jax.tree.leaves(self.engine.one_state(clients)):
             raise InvalidArgument(f"ClientState of {self.algorithm.name} must hold at least one array, got none.")
         ids = self.engine.clients_of(data)
-        server = self.algorithm.init(w0, hellos)
+        if self.algorithm.combine == "each" and self.algorithm.separable is not None and self._on_host:
+            self.shards = Shards(self.algorithm, len(ids), getattr(self.engine, "room", np.empty))
+        server = (self.shards or self.algorithm).init(w0, hellos)
         none = {name: jnp.full(ids.shape, jnp.nan, jnp.float64) for name in self.algorithm.notes}
         state = State(server, clients, none)
         row = self.measure_stage(state, data)
@@ -226,7 +236,8 @@ class Loop:
         sound = self._judge(row)
         halt = jnp.where(sound, GOING, NONFINITE)  # rules end rounds: row 0 stops nothing
         carry = Carry(state, jnp.asarray(0), recent, halt, jnp.asarray(-1), jnp.asarray(jnp.nan))
-        return jax.tree.map(lambda a: lax.convert_element_type(a, a.dtype), carry), hellos, row  # no weak types
+        strong = lambda a: a if is_kept(a) else lax.convert_element_type(a, a.dtype)  # no weak types
+        return jax.tree.map(strong, carry, is_leaf=is_kept), hellos, row
 
     def block(
         self, carry: Carry, data: Any, cohorts: Cohort, steps: Any, elapsed: Any, root: Any
@@ -282,7 +293,7 @@ class Loop:
         halt = jnp.where(fine, jnp.where(met, STOPPED, GOING), NONFINITE)
         slot = jnp.where(jnp.all(sound), -1, jnp.argmin(sound))
         position = jnp.where(slot >= 0, cohort.positions[slot], -1).astype(carry.culprit.dtype)
-        new = new._replace(server=_either(fine, new.server, old.server))
+        new = new._replace(server=settled(_either(fine, new.server, old.server)))
         noted = notes.train_loss[slot] if "train_loss" in self.algorithm.notes else jnp.nan
         loss = jnp.where(slot >= 0, noted, jnp.nan).astype(carry.loss.dtype)
         return Carry(new, jnp.where(fine, t + 1, t), recent, halt, position, loss), row

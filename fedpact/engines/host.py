@@ -184,8 +184,21 @@ class HostEngine:
         store = Store(lambda client: _one(state_of, shared, data, client), self._folder())
         if not jax.tree.leaves(jax.eval_shape(lambda: hello_of(shared, data.x, data.y, *_batched(data, [0])))):
             return store, hello_of(shared, data.x, data.y, *_batched(data, [0]))
-        hellos = [jax.tree.map(np.asarray, _one(hello_of, shared, data, i)) for i in range(len(data.index))]
-        return store, jax.tree.map(lambda *parts: jnp.asarray(np.stack(parts)), *hellos)
+        hellos: Any = None
+        for i in range(len(data.index)):
+            one = _one(hello_of, shared, data, i)
+            if hellos is None:
+                hellos = jax.tree.map(lambda a: self.room((len(data.index), *a.shape), a.dtype), one)
+            jax.tree.map(lambda into, a, i=i: into.__setitem__(i, a), hellos, one)
+        return store, hellos
+
+    def room(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Room for something of every client: in memory, or with `spill` in a mapped file that goes with its array."""
+        folder = self._folder()
+        if folder is None:
+            return np.empty(shape, dtype)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return np.memmap(file, dtype, "w+", shape=shape)
 
     def step(
         self,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,8 @@ def total(w: Vector, f: Any) -> Any:
 
 class Regulariser:
     """What they share: a value, a proximal operator, and what they need of its weight."""
+
+    separable: ClassVar[bool] = True  # whether prox goes coordinate by coordinate
 
     def value(self, w: Vector) -> Any:
         """h(w)."""
@@ -106,6 +108,7 @@ class GroupL1(Regulariser):
 
     gamma: float
     groups: str = "columns"  # or "rows": of every parameter that is a matrix
+    separable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_gamma(self)
