@@ -150,7 +150,7 @@ def _in_chunks(z: Any, ratio: Any) -> Any:
     chunks = -(-n // columns)
     padded = jnp.pad(z, ((0, 0), (0, chunks * columns - n))).reshape(m, chunks, columns).swapaxes(0, 1)
     means = jnp.pad(mean, (0, chunks * columns - n)).reshape(chunks, columns)
-    return lax.map(lambda part: _search(*part, ratio), (padded, means)).reshape(-1)[:n]
+    return lax.map(lambda part: _search(part[0], part[1], ratio), (padded, means)).reshape(-1)[:n]
 
 
 def _search(z: Any, mean: Any, ratio: Any) -> Any:

@@ -38,7 +38,8 @@ class Kept:
         """With the new messages written over the old ones: the round is kept."""
         if self.new is not None:
             clients, rows = self.new
-            for lo, hi in _cuts(*self.array.shape, self.array.dtype):
+            size, many = self.array.shape
+            for lo, hi in _cuts(size, many, self.array.dtype):
                 self.array[lo:hi, clients] = rows[lo:hi]
         return Kept(self.array)
 

@@ -399,7 +399,7 @@ def _loopback() -> Iterator[None]:
 
     Ray does so by itself on macOS and Windows. Its processes read the variable; this one has, when it was imported.
     """
-    constants = importlib.import_module("ray._private.ray_constants")
+    constants: Any = importlib.import_module("ray._private.ray_constants")
     variable, before = constants.ENABLE_RAY_CLUSTERS_ENV_VAR, constants.ENABLE_RAY_CLUSTER
     given = os.environ.get(variable)
     os.environ[variable], constants.ENABLE_RAY_CLUSTER = "0", False
