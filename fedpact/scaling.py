@@ -71,7 +71,7 @@ class Costs(NamedTuple):
         return self.numbers * (self.cohort if self.combine == "sum" else self.clients)
 
 
-#: Arrays of a shard's size that a step has at one time (measured: benchmarks/scaling.py).
+#: Arrays of a shard's size that a step has at one time (fitted to the measurements of benchmarks/scaling.py).
 COPIES = 10
 
 
