@@ -157,6 +157,25 @@ def test_a_run_in_mapped_shards_has_the_bits_of_one_in_memory(settings, monkeypa
     assert_same_bits(model(HostEngine(at_once=1, spill=True)), whole)
 
 
+@pytest.mark.parametrize("spill", [False, True])
+@pytest.mark.parametrize("settings", [fp.FedEPM(), fp.FedPDM(memory=True)], ids=["fedepm", "fedpdm"])
+def test_a_run_with_kept_messages_resumes_to_the_same_bits(settings, spill, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD", 6 * 8 * 4)
+    federation = fp.data.synthetic(rows=60, features=11).split(clients=6, seed=0)
+
+    def go(rounds, **more):
+        engine = HostEngine(at_once=1, spill=spill)
+        options = {"rounds": rounds, "participation": 0.5, "engine": engine}
+        return fp.run(settings, fp.Logistic(l2=1e-3), federation, **options, **more)
+
+    straight = go(5)
+    go(2, folder=tmp_path / "run")
+    resumed = go(5, folder=tmp_path / "run", resume=True)
+    assert_same_bits(resumed.model.w, straight.model.w)
+    for name in ("objective", *(["spread"] if settings.name == "fedepm" else [])):
+        np.testing.assert_array_equal(resumed.history.column(name), straight.history.column(name))
+
+
 def test_the_mean_over_clients_does_not_depend_on_the_columns_beside_it():
     rows = np.random.default_rng(0).normal(size=(1001, 130)).astype(np.float32)
     whole = np.asarray(jax.jit(column_mean)(rows))
