@@ -49,6 +49,7 @@ class Rows:
         self.index, self.test, self.dtype = federation.rows, dataset.test, np.dtype(dtype)
         self.widths = padded_widths(federation.sizes)
         self.programs: dict[Any, Any] = {}
+        self.native = False
         self.compile: Callable[..., Any] = jax.jit
         self.at_once: int | None = None
         self.measured: int | None = None
@@ -145,9 +146,9 @@ class HostEngine:
         rows.at_once = self.at_once
         if native:
             hint = "A problem that is not JAX's steps one client after the other, on one device."
-            alone = self.at_once in (None, 1) and self.devices == 1
-            require(alone, "at_once", "1 here, with one device", self.at_once, hint=hint)
-            rows.compile, rows.at_once = lambda run: run, 1
+            require(self.at_once in (None, 1), "at_once", "1 here, with one device", self.at_once, hint=hint)
+            require(len(self._devices()) == 1, "devices", "1 here", self.devices, hint=hint)
+            rows.native, rows.compile, rows.at_once = True, lambda run: run, 1
         return np.arange(federations[0].clients)[None], rows
 
     def clients_of(self, data: Rows) -> Any:
@@ -206,8 +207,13 @@ class HostEngine:
 
     def _nobody(self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, combine: str) -> Stepped:
         """A round without anyone: the shapes of one client's answer, masked."""
-        shapes = jax.eval_shape(f, shared, self.one_client(data), clients.get(0))
-        _, upload, note = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        if "nobody" not in data.programs:
+            given = (shared, self.one_client(data), clients.get(0))
+            out = (
+                f(*given) if data.native else jax.eval_shape(f, *given)
+            )  # what is not JAX's cannot be traced: it is done
+            data.programs["nobody"] = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), out)
+        _, upload, note = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), data.programs["nobody"])
         one = Cohort((jnp.zeros(1, jnp.int32),), jnp.zeros(1, bool))
         stack = lambda tree: jax.tree.map(lambda a: a[None], tree)
         gathered: Any = Streamed(jnp.asarray(0)) if combine == "sum" else one
