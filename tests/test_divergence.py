@@ -16,7 +16,8 @@ import fedpact as fp
 from fedpact.core.errors import DataError
 from fedpact.core.stop import Outcome
 from fedpact.experiment import build, read
-from fedpact.tune import tune
+from fedpact.metrics import score
+from fedpact.tune import _score, tune
 
 
 def test_a_step_that_is_too_long(command, people, tmp_path):
@@ -182,6 +183,38 @@ def test_a_report_of_numbers_near_the_largest_double_is_drawn(three, tmp_path):
     run = fp.run(STEEP, fp.LeastSquares(), three, rounds=60)
     assert run.history.last("objective") > 1e280
     assert run.report(tmp_path).is_file()
+
+
+# Scores
+
+
+def lost(tree, images):
+    """No number as soon as a parameter has moved; the parameters stay finite."""
+    return images @ tree["a"] + jnp.where(jnp.any(tree["a"] != 0), jnp.nan, 0.0)
+
+
+@pytest.mark.parametrize("blind", [{"evaluate_every": 2}, {"telemetry": "none"}], ids=str)
+def test_predictions_that_are_not_finite_have_no_score_and_end_the_run_properly(blind, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")
+    federation = fp.data.breast_cancer().split(3, holdout=0.2)
+    problem = fp.Network(lost, lambda key: {"a": jnp.zeros((30, 2))}, shape=(30,), classes=2)
+    run = fp.run(fp.FedSGD(), problem, federation, rounds=1, folder=tmp_path / "run", **blind)
+    assert run.outcome_kind is (Outcome.NONFINITE if "evaluate_every" in blind else Outcome.ROUNDS)
+    scores = {"accuracy": None, "log_loss": None, "calibration_error": None}
+    assert {k: v for k, v in run.metrics["pooled"].items() if k != "rows"} == scores
+    assert fp.Run.load(tmp_path / "run", problem=problem).metrics == run.metrics
+    assert math.isinf(_score(run, "held_out.log_loss"))
+
+
+@pytest.mark.parametrize(
+    ("problem", "names"),
+    [
+        (fp.Logistic(), ["accuracy", "auc", "log_loss", "calibration_error"]),
+        (fp.LeastSquares(), ["mean_squared_error", "r_squared"]),
+    ],
+)
+def test_one_prediction_that_is_not_finite_is_enough(problem, names):
+    assert score(problem, np.array([0.0, 1.0, 1.0]), np.array([0.2, np.nan, 0.7])) == dict.fromkeys(names)
 
 
 # First messages
