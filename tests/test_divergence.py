@@ -185,6 +185,46 @@ def test_a_report_of_numbers_near_the_largest_double_is_drawn(three, tmp_path):
     assert run.report(tmp_path).is_file()
 
 
+# Where every upload is finite
+
+
+def overflowing(tree, images):
+    """The scores of rows that begin with 1 are 1e30 times the others': their loss is large, and no number at 1e20."""
+    z = images @ tree["a"] * jnp.where(images[:, :1] == 1, 1e30, 1.0)
+    return jnp.where(jnp.abs(tree["a"]).max() > 1, jnp.inf, z)
+
+
+@pytest.mark.parametrize("engine", ["local", "host"])
+def test_the_client_with_the_largest_training_loss_is_told_with_round_and_loss(engine):
+    rng = np.random.default_rng(0)
+    x, y = np.abs(rng.normal(size=(20, 3))) / 10, np.arange(20) % 2.0
+    x[10:15, 0] = 1  # client 2
+    clients = [(x[i : i + 5], y[i : i + 5]) for i in range(0, 20, 5)]
+    federation = fp.data.Federation.from_arrays(clients, classes=["a", "b"])
+    problem = fp.Network(overflowing, lambda key: {"a": 0.5 * jnp.eye(3)[:, :2]}, shape=(3,), classes=2)
+    options = {"participation": [[0, 1], [1, 2, 3], [0]], "rounds": 3, "precision": "double", "engine": engine}
+    run = fp.run(fp.FedSGD(rate=1e-29), problem, federation, telemetry="all", **options)
+    assert run.outcome_kind is Outcome.NONFINITE
+    found = re.fullmatch(r"round 1, the server: .* is not finite \(largest training loss (\S+), client 2\)", run.where)
+    assert found, run.where
+    w = run.model.w
+    z = np.asarray(problem.scores(w, jnp.asarray(x[10:15])))
+    assert float(found[1]) == pytest.approx(np.mean(z.max(axis=1) - z[np.arange(5), y[10:15].astype(int)]), rel=1e-5)
+    assert any(f"The run stopped: {run.where}. The model is that of round 1" in notice for notice in run.notices)
+
+
+def test_a_start_that_is_not_finite_is_told_so():
+    problem = fp.Network(
+        lambda tree, images: images @ tree["a"], lambda key: {"a": jnp.full((30, 2), jnp.nan)}, shape=(30,), classes=2
+    )
+    federation = fp.data.breast_cancer().split(3)
+    for more in ({}, {"telemetry": "none"}):
+        run = fp.run(fp.FedSGD(), problem, federation, rounds=2, **more)
+        assert run.outcome_kind is Outcome.NONFINITE
+        assert any("The model's own numbers are not finite, and were not at the start" in n for n in run.notices)
+        assert not any("numbers are finite" in notice for notice in run.notices)
+
+
 # Scores
 
 
