@@ -9,8 +9,10 @@ list of indices into them. Uploads are added up as they come in where the algori
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -346,8 +348,7 @@ class HostEngine:
         """The faster of the candidates, timed on this round's clients; remembered on this machine for such programs."""
         few = list(ids)[: max(CANDIDATES)]
         known = cache_folder() / "at_once.json"
-        sizes = [int(leaf.size) for leaf in jax.tree.leaves(clients.get(few[0]))]
-        key = f"{jax.devices()[0].device_kind} x{os.cpu_count()} {sizes} rows {data.widths[-1]} {data.dtype}"
+        key = self._kind(f, shared, data, clients, few[0])
         table: dict[str, int] = {}
         with contextlib.suppress(OSError, ValueError):  # absent or torn: measure again
             table = json.loads(known.read_text())
@@ -365,6 +366,12 @@ class HostEngine:
             known.parent.mkdir(parents=True, exist_ok=True)
             write_json(known, table | {key: best})
         return best
+
+    def _kind(self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, client: int) -> str:
+        """The machine, and the shapes of all that the program computes: model, batch and solver, no learning rate."""
+        text = str(jax.make_jaxpr(f)(shared, self.one_client(data), clients.get(client)))
+        shapes = hashlib.sha256(" ".join(re.findall(r"[a-z]+\d*\[[\d,]*\]", text)).encode()).hexdigest()[:16]
+        return f"{jax.devices()[0].device_kind} x{os.cpu_count()} {shapes} rows {data.widths[-1]} {data.dtype}"
 
 
 def _gathered(x: Any, y: Any, index: Any, weight: Any, client: Any) -> Batch:
