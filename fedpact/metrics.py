@@ -40,7 +40,14 @@ def calibration_error(curve: dict[str, list[float]]) -> float:
 
 
 def score(problem: Any, labels: np.ndarray, predictions: np.ndarray) -> dict[str, float | None]:
-    """Accuracy, AUC, log loss and calibration error for classes; mean squared error and R² for numbers."""
+    """Accuracy, AUC, log loss and calibration error for classes; mean squared error and R² for numbers.
+
+    All None where a prediction is not finite: a model that diverged has no score.
+    """
+    if not np.all(np.isfinite(predictions)):
+        several = ("accuracy", "log_loss", "calibration_error")
+        classes = several if predictions.ndim == 2 else ("accuracy", "auc", "log_loss", "calibration_error")
+        return dict.fromkeys(classes if problem.classifies else ("mean_squared_error", "r_squared"))
     if not problem.classifies:
         error = float(np.mean((predictions - labels) ** 2))
         spread = float(np.var(labels))
@@ -93,6 +100,6 @@ def held_out(model: Any, federation: Any) -> dict[str, Any]:
         if len(y)
     ]
     metrics = {"pooled": {"rows": len(labels), **score(model.problem, labels, predictions)}, "clients": clients}
-    if model.problem.classifies and predictions.ndim == 1:
+    if model.problem.classifies and predictions.ndim == 1 and np.all(np.isfinite(predictions)):
         metrics["calibration_curve"] = calibration_curve(labels, predictions)
     return metrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedpact.core.history import History
@@ -49,8 +50,10 @@ def worse(e: Experiment, history: History) -> list[str]:
     ]
 
 
-def kept(history: History) -> str:
-    """What the model of a run is worth that met a number that is not finite."""
+def kept(history: History, w: Any) -> str:
+    """What the model w of a run is worth that met a number that is not finite."""
+    if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(w)):  # a round that is not finite is not kept
+        return "The model's own numbers are not finite, and were not at the start: mend where training begins."
     f = history.column(history.judged)
     if np.isfinite(f[-1]):
         return f"The model is that of round {history.rounds}, the last one with a finite objective."

@@ -337,7 +337,9 @@ def _run(
     told = [*spent, *loop.algorithm.notices, *given, *verdict, *notices.worse(e, end.history)]
     if end.outcome is Outcome.NONFINITE:
         remedy = f" To change that, {e.algorithm.remedy}."
-        told.append(f"The run stopped: {end.where}. {notices.kept(end.history)}{loop.algorithm.breakdown}{remedy}")
+        told.append(
+            f"The run stopped: {end.where}. {notices.kept(end.history, end.model)}{loop.algorithm.breakdown}{remedy}"
+        )
     label = name or e.algorithm.label
     tables = {heading: [dict(row) for row in rows] for heading, rows in loop.algorithm.tables.items()}
     if account is not None and account.table():

@@ -6,7 +6,8 @@ the same split, cohorts and noise streams, and is judged by one number: the last
 
     grid      every candidate runs all `rounds`; the best is kept
     halving   successive halving with factor 3: all candidates run a few rounds, the best third runs three times as
-              many, and so on up to `rounds`; a longer run starts anew, so that every number is a plain run's
+              many, and so on until two or three are left, which run all `rounds` and are compared there; a longer run
+              starts anew, so that every number is a plain run's
 
 The cost is counted in rounds; with a `budget` a tuning that would exceed it is refused before it starts. Ties go to the
 earlier candidate. Tuning looks at the data: in a private setting it costs budget or must be declared.
@@ -53,11 +54,11 @@ class Tuned(NamedTuple):
 
 
 def rungs(candidates: int, rounds: int, method: str) -> list[tuple[int, int]]:
-    """(candidates, rounds) of every rung."""
+    """(candidates, rounds) of every rung; the last compares two or three at full length, if there are so many."""
     if method == "grid":
         return [(candidates, rounds)]
     counts = [candidates]
-    while counts[-1] > 1:
+    while counts[-1] > FACTOR:
         counts.append(math.ceil(counts[-1] / FACTOR))
     last = len(counts) - 1
     return [(count, max(1, math.ceil(rounds / FACTOR ** (last - i)))) for i, count in enumerate(counts)]

@@ -16,7 +16,8 @@ import fedpact as fp
 from fedpact.core.errors import DataError
 from fedpact.core.stop import Outcome
 from fedpact.experiment import build, read
-from fedpact.tune import tune
+from fedpact.metrics import score
+from fedpact.tune import _score, tune
 
 
 def test_a_step_that_is_too_long(command, people, tmp_path):
@@ -182,6 +183,78 @@ def test_a_report_of_numbers_near_the_largest_double_is_drawn(three, tmp_path):
     run = fp.run(STEEP, fp.LeastSquares(), three, rounds=60)
     assert run.history.last("objective") > 1e280
     assert run.report(tmp_path).is_file()
+
+
+# Where every upload is finite
+
+
+def overflowing(tree, images):
+    """The scores of rows that begin with 1 are 1e30 times the others': their loss is large, and no number at 1e20."""
+    z = images @ tree["a"] * jnp.where(images[:, :1] == 1, 1e30, 1.0)
+    return jnp.where(jnp.abs(tree["a"]).max() > 1, jnp.inf, z)
+
+
+@pytest.mark.parametrize("engine", ["local", "host"])
+def test_the_client_with_the_largest_training_loss_is_told_with_round_and_loss(engine):
+    rng = np.random.default_rng(0)
+    x, y = np.abs(rng.normal(size=(20, 3))) / 10, np.arange(20) % 2.0
+    x[10:15, 0] = 1  # client 2
+    clients = [(x[i : i + 5], y[i : i + 5]) for i in range(0, 20, 5)]
+    federation = fp.data.Federation.from_arrays(clients, classes=["a", "b"])
+    problem = fp.Network(overflowing, lambda key: {"a": 0.5 * jnp.eye(3)[:, :2]}, shape=(3,), classes=2)
+    options = {"participation": [[0, 1], [1, 2, 3], [0]], "rounds": 3, "precision": "double", "engine": engine}
+    run = fp.run(fp.FedSGD(rate=1e-29), problem, federation, telemetry="all", **options)
+    assert run.outcome_kind is Outcome.NONFINITE
+    found = re.fullmatch(r"round 1, the server: .* is not finite \(largest training loss (\S+), client 2\)", run.where)
+    assert found, run.where
+    w = run.model.w
+    z = np.asarray(problem.scores(w, jnp.asarray(x[10:15])))
+    assert float(found[1]) == pytest.approx(np.mean(z.max(axis=1) - z[np.arange(5), y[10:15].astype(int)]), rel=1e-5)
+    assert any(f"The run stopped: {run.where}. The model is that of round 1" in notice for notice in run.notices)
+
+
+def test_a_start_that_is_not_finite_is_told_so():
+    problem = fp.Network(
+        lambda tree, images: images @ tree["a"], lambda key: {"a": jnp.full((30, 2), jnp.nan)}, shape=(30,), classes=2
+    )
+    federation = fp.data.breast_cancer().split(3)
+    for more in ({}, {"telemetry": "none"}):
+        run = fp.run(fp.FedSGD(), problem, federation, rounds=2, **more)
+        assert run.outcome_kind is Outcome.NONFINITE
+        assert any("The model's own numbers are not finite, and were not at the start" in n for n in run.notices)
+        assert not any("numbers are finite" in notice for notice in run.notices)
+
+
+# Scores
+
+
+def lost(tree, images):
+    """No number as soon as a parameter has moved; the parameters stay finite."""
+    return images @ tree["a"] + jnp.where(jnp.any(tree["a"] != 0), jnp.nan, 0.0)
+
+
+@pytest.mark.parametrize("blind", [{"evaluate_every": 2}, {"telemetry": "none"}], ids=str)
+def test_predictions_that_are_not_finite_have_no_score_and_end_the_run_properly(blind, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpact.report.html.plots_section", lambda *_: "")
+    federation = fp.data.breast_cancer().split(3, holdout=0.2)
+    problem = fp.Network(lost, lambda key: {"a": jnp.zeros((30, 2))}, shape=(30,), classes=2)
+    run = fp.run(fp.FedSGD(), problem, federation, rounds=1, folder=tmp_path / "run", **blind)
+    assert run.outcome_kind is (Outcome.NONFINITE if "evaluate_every" in blind else Outcome.ROUNDS)
+    scores = {"accuracy": None, "log_loss": None, "calibration_error": None}
+    assert {k: v for k, v in run.metrics["pooled"].items() if k != "rows"} == scores
+    assert fp.Run.load(tmp_path / "run", problem=problem).metrics == run.metrics
+    assert math.isinf(_score(run, "held_out.log_loss"))
+
+
+@pytest.mark.parametrize(
+    ("problem", "names"),
+    [
+        (fp.Logistic(), ["accuracy", "auc", "log_loss", "calibration_error"]),
+        (fp.LeastSquares(), ["mean_squared_error", "r_squared"]),
+    ],
+)
+def test_one_prediction_that_is_not_finite_is_enough(problem, names):
+    assert score(problem, np.array([0.0, 1.0, 1.0]), np.array([0.2, np.nan, 0.7])) == dict.fromkeys(names)
 
 
 # First messages

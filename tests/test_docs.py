@@ -212,7 +212,7 @@ def test_the_examples_in_python_run_as_printed(tmp_path, monkeypatch, capsys):
     assert "sparse" in repr(names["sparse"].dataset)
     assert len(names["residual"]) == 11
     assert [run.folder.name for run in names["runs"]] == ["01-fedepm", "02-fedavg"]
-    assert names["tuned"].rounds == 2 * 3 + 9
+    assert names["tuned"].rounds == 2 * 9
     assert names["fitted"].summary["gradient"] < 1e-4
     assert names["deep"].history.rounds == names["mine"].history.rounds == 3
     assert names["mine"].history.last("objective") < names["mine"].history.column("objective")[0]

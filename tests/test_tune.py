@@ -30,13 +30,15 @@ def test_the_plan_of_a_grid_is_one_rung():
     ("candidates", "rounds", "plan"),
     [
         (1, 27, [(1, 27)]),
-        (2, 27, [(2, 9), (1, 27)]),
-        (3, 27, [(3, 9), (1, 27)]),
-        (4, 27, [(4, 3), (2, 9), (1, 27)]),
-        (9, 27, [(9, 3), (3, 9), (1, 27)]),
-        (10, 27, [(10, 1), (4, 3), (2, 9), (1, 27)]),
-        (9, 2, [(9, 1), (3, 1), (1, 2)]),
-        (3, 10, [(3, 4), (1, 10)]),
+        (2, 27, [(2, 27)]),
+        (3, 27, [(3, 27)]),
+        (4, 27, [(4, 9), (2, 27)]),
+        (9, 27, [(9, 9), (3, 27)]),
+        (10, 27, [(10, 3), (4, 9), (2, 27)]),
+        (9, 2, [(9, 1), (3, 2)]),
+        (28, 2, [(28, 1), (10, 1), (4, 1), (2, 2)]),
+        (4, 5, [(4, 2), (2, 5)]),  # rates of the FedADMM paper, and with FedProx's ρ
+        (16, 5, [(16, 1), (6, 2), (2, 5)]),
     ],
 )
 def test_the_plan_of_halving_by_hand(candidates, rounds, plan):
@@ -80,28 +82,28 @@ def test_halving_keeps_the_best_third(faked):
     runner = faked(lambda s, r: abs(s - 6) + 1 / r)
     tuned = search([1, 2, 3, 4, 5, 6, 7, 8, 9], rounds=27, seed=4, precision="single")
     assert [(s, r) for s, r, _ in runner.calls] == [
-        *((s, 3) for s in range(1, 10)),
-        (6, 9), (5, 9), (7, 9),  # the tie of 5 and 7 goes to the earlier
-        (6, 27),
+        *((s, 9) for s in range(1, 10)),
+        (6, 27), (5, 27), (7, 27),  # the tie of 5 and 7 goes to the earlier
     ]  # fmt: skip
     assert tuned.settings == fp.FedAvg(steps=2, step=0.1, scale=6)
     assert tuned.score == pytest.approx(1 / 27)
-    assert tuned.rounds == 9 * 3 + 3 * 9 + 27 == sum(r for _, r, _ in runner.calls)
+    assert tuned.rounds == 9 * 9 + 3 * 27 == sum(r for _, r, _ in runner.calls)
     assert all(options == {"seed": 4, "precision": "single"} for *_, options in runner.calls)
     assert tuned.table()[0] == {
         "scale": 1,
-        "rounds": 3,
-        "score": pytest.approx(5 + 1 / 3),
+        "rounds": 9,
+        "score": pytest.approx(5 + 1 / 9),
         "outcome": "all rounds were run",
     }
-    assert len(tuned.trials) == 13
+    assert len(tuned.trials) == 12
 
 
 def test_halving_can_be_fooled_by_a_slow_start_and_a_grid_cannot(faked):
     curve = lambda s, r: s if r < 27 else -s  # the smaller leads until the last rung
     faked(curve)
-    assert search([1, 2, 3], rounds=27).settings.scale == 1
-    assert search([1, 2, 3], rounds=27, method="grid").settings.scale == 3
+    assert search([1, 2, 3, 4], rounds=27).settings.scale == 2  # the two that are left are compared at full length
+    assert search([1, 2, 3], rounds=27).settings.scale == 3
+    assert search([1, 2, 3, 4], rounds=27, method="grid").settings.scale == 4
 
 
 def test_a_grid_is_every_combination_at_full_length(faked):
@@ -155,7 +157,7 @@ def test_when_all_diverge_there_is_no_best(faked, metric):
 
 def test_the_budget_is_checked_before_the_first_run(faked):
     runner = faked(lambda s, r: s)
-    cost = 9 * 3 + 3 * 9 + 27
+    cost = 9 * 9 + 3 * 27
     with pytest.raises(
         InvalidArgument, match=f"budget must be at least {cost} rounds for 9 candidates, got {cost - 1}"
     ):
@@ -167,7 +169,7 @@ def test_the_budget_is_checked_before_the_first_run(faked):
 def test_on_trial_sees_every_trial_as_it_ends(faked):
     faked(lambda s, r: s)
     seen = []
-    tuned = search([1, 2, 3], rounds=9, on_trial=seen.append)
+    tuned = search([1, 2, 3, 4], rounds=9, on_trial=seen.append)
     assert seen == tuned.trials
 
 
@@ -188,14 +190,15 @@ def test_scores_are_those_of_plain_runs(tmp_path):
     federation = dataset.split(how="column", column="site", holdout=0.25)
     common = {"participation": 0.5, "seed": 2}
     settings, problem = fp.FedAvg(steps=3, step=0.1, batch=4), fp.Logistic(l2=0.01, intercept=True)
-    tuned = tune(settings, problem, federation, {"scale": [1.0, 4.0]}, rounds=3, **common)
-    assert [(t.changes["scale"], t.rounds) for t in tuned.trials[:2]] == [(1.0, 1), (4.0, 1)]
+    tuned = tune(settings, problem, federation, {"scale": [1.0, 2.0, 3.0, 4.0]}, rounds=3, **common)
+    assert [(t.changes["scale"], t.rounds) for t in tuned.trials[:4]] == [(s, 1) for s in (1.0, 2.0, 3.0, 4.0)]
+    assert [t.rounds for t in tuned.trials[4:]] == [3, 3]
     for trial in tuned.trials:
         plain = fp.run(
             dataclasses.replace(settings, **trial.changes), problem, federation, rounds=trial.rounds, **common
         )
         assert trial.score == plain.history.last("objective")
-    assert tuned.score == tuned.trials[-1].score
+    assert tuned.score == min(t.score for t in tuned.trials[4:])
 
 
 def test_grid_and_halving_on_the_command(command, people, tmp_path):
@@ -212,10 +215,10 @@ def test_grid_and_halving_on_the_command(command, people, tmp_path):
 
     halving = command(*common, "--metric", "held_out.accuracy")
     assert halving.code == 0, halving.err
-    assert "best of 5 rounds: FedAvg(" in halving.out  # 2 × 1 + 1 × 3
+    assert "best of 6 rounds: FedAvg(" in halving.out  # 2 × 3
     assert "held_out.accuracy" in halving.out
     assert "notice: The settings were chosen by held_out.accuracy, so these rows are no longer held out" in halving.out
-    assert halving.err.count(" rounds: ") == 3
+    assert halving.err.count(" rounds: ") == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["people.csv", "people.toml"]
 
 
@@ -253,7 +256,7 @@ TUNE = {
         "9",
         "--budget",
         "17",
-    ): "budget must be at least 18 rounds for 3 candidates, got 17.",
+    ): "budget must be at least 27 rounds for 3 candidates, got 17.",
     ("--grid", "scale=1", "--rounds", "1", "--metric", "objectiv"): "metric must be one of ",
     ("--grid", "scale=1", "--rounds", "1", "--metric", "held_out.auk"): "held-out metric must be one of ",
     ("--grid", "scale=1", "--rounds", "1", "--metric", "held_out"): "metric must be one of ",
@@ -270,7 +273,7 @@ def test_a_tuning_that_cannot_be(command, people, tmp_path, arguments):
 def test_a_tuning_that_cannot_be_in_python(people):
     experiment, _ = build(read(people))
     common = (experiment.algorithm, experiment.problem, experiment.federation)
-    with pytest.raises(InvalidArgument, match="budget must be at least 18 rounds for 3 candidates, got 17"):
+    with pytest.raises(InvalidArgument, match="budget must be at least 27 rounds for 3 candidates, got 17"):
         tune(*common, {"scale": [1, 2, 3]}, rounds=9, budget=17)
     for grid in ({}, {"scale": []}):
         with pytest.raises(InvalidArgument, match="grid must be values for at least one setting, got "):

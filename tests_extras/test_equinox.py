@@ -52,3 +52,14 @@ def test_a_run_is_that_of_the_same_network_here(federation, monkeypatch, tmp_pat
 def test_a_module_of_other_inputs_is_refused(federation):
     with pytest.raises(InvalidArgument, match=r"^apply must take \(tree, images of shape \(B, 4, 4\)\), got "):
         fp.run(fp.FedSGD(), fp.from_equinox(make, (4, 4), 3), federation, rounds=1)
+
+
+def test_a_make_that_fails_is_told():
+    def failing(key):
+        raise OSError("no weights here")
+
+    said = r"^make must be a function of a key that returns a module, got "
+    with pytest.raises(InvalidArgument, match=f"{said}OSError: no weights here. Try it on"):
+        fp.from_equinox(failing, (16,), 3)
+    with pytest.raises(InvalidArgument, match=f"{said}None"):
+        fp.from_equinox(None, (16,), 3)

@@ -62,6 +62,22 @@ def test_value_and_gradient_are_jax_s(rows, start, softmax):
     assert float(theirs.counts(start, rows)["correct"]) == float(ours.counts(as_ours(start), rows)["correct"])
 
 
+def test_a_colour_image_arrives_colour_by_colour():
+    """2×2 pixels of red, green, blue: datasets have a pixel's three numbers together, PyTorch an image of each."""
+    seen = []
+
+    class Looking(torch.nn.Module):
+        def forward(self, images):
+            seen.append(images.clone())
+            return images.reshape(len(images), -1)[:, :2]
+
+    row = np.array([[11, 12, 13, 21, 22, 23, 31, 32, 33, 41, 42, 43]], np.float32)
+    TorchNetwork(Looking, shape=(3, 2, 2), classes=2).scores(Vector({}), row)
+    colours = [[[11, 21], [31, 41]], [[12, 22], [32, 42]], [[13, 23], [33, 43]]]
+    np.testing.assert_array_equal(seen[0][0].numpy(), colours)
+    assert seen[0].is_contiguous()
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_training_in_pytorch_is_the_generic_one_on_all_rows(rows, start, momentum):
     """Three epochs with momentum, a linear term and a pull towards another point."""
@@ -140,6 +156,72 @@ def test_a_run_with_batches_learns_leaves_a_folder_and_is_repeated(federation, t
         Model.load(tmp_path / "a")
 
 
+@pytest.mark.parametrize("settings", [fp.FedADMM(epochs=1), fp.FedSGD()], ids=["fedadmm", "fedsgd"])
+def test_a_round_with_nobody_changes_nothing(settings, federation):
+    loss = fp.run(settings, THEIRS, federation, rounds=3, participation=[[], [0], []]).history.column("test_loss")
+    assert loss[0] == loss[1] != loss[2] == loss[3]
+
+
+def test_rounds_of_independent_clients(federation):
+    scheme = fp.Independent([0.05] * 5)
+    chosen = [len(scheme.select(0, t, 5)) for t in range(4)]
+    assert 0 in chosen
+    run = fp.run(fp.FedAvg(epochs=1, step=0.1), THEIRS, federation, rounds=4, participation=scheme)
+    assert run.history.column("participants")[1:].tolist() == chosen
+
+
+def test_all_devices_of_a_machine_with_one(federation):
+    assert fp.run(fp.FedSGD(), THEIRS, federation, rounds=1, engine=HostEngine(devices=None)).history.rounds == 1
+
+
+# Dropout, and parameters that nothing depends on
+
+
+def dropping():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(16, 3))
+
+
+def test_dropout_is_off_where_it_is_measured_and_on_in_training_with_draws_from_the_key(rows):
+    problem = TorchNetwork(dropping, shape=(1, 4, 4), classes=3)
+    plain = TorchNetwork(lambda: torch.nn.Sequential(*list(dropping())[::2]), shape=(1, 4, 4), classes=3)
+    w = problem.init(16, np.float32, jax.random.key(1))
+    same = Vector({name.replace("2.", "1."): a for name, a in w.tree.items()})
+
+    def trained(key, of=problem, start=w):
+        done = train(of.oracle, start, rows, jax.random.key(key), Plan(0.1, 0.0, None), 2).w
+        return np.concatenate([np.ravel(a) for a in done.tree.values()])
+
+    np.testing.assert_array_equal(trained(3), trained(3))
+    assert not np.array_equal(trained(3), trained(4))
+    np.testing.assert_array_equal(trained(3, plain, same), trained(4, plain, same))  # on all rows nothing else is drawn
+    state = torch.random.get_rng_state()
+    for measured in (problem.value, lambda w, b: problem.value_and_gradient(w, b)[0]):
+        trained(3)  # which leaves it on
+        assert float(measured(w, rows)) == pytest.approx(float(plain.value(same, rows)), rel=1e-6)
+    trained(3)
+    np.testing.assert_allclose(problem.predict(w, rows.x), plain.predict(same, rows.x), rtol=1e-6)
+    assert torch.equal(torch.random.get_rng_state(), state), "the user's own draws are left alone"
+
+
+class Idle(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = torch.nn.Linear(16, 3), torch.nn.Linear(2, 2)
+
+    def forward(self, images):
+        return self.used(images.flatten(1))
+
+
+def test_what_no_score_depends_on_has_gradient_zero(rows, federation):
+    problem = TorchNetwork(Idle, shape=(1, 4, 4), classes=3)
+    w = problem.init(16, np.float32, jax.random.key(1))
+    slope = problem.gradient(w, rows)
+    assert not np.any(slope.tree["idle.weight"])
+    assert np.any(slope.tree["used.weight"])
+    run = fp.run(fp.FedAvg(epochs=2, step=0.1), problem, federation, rounds=2)
+    assert run.history.last("test_loss") < run.history.column("test_loss")[0]
+
+
 def test_its_start_follows_from_the_seed():
     one, again, other = (THEIRS.init(16, np.float32, jax.random.key(s)) for s in (1, 1, 2))
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(again), strict=True))
@@ -156,9 +238,21 @@ class Whole(torch.nn.Module):
         self.count = torch.nn.Parameter(torch.zeros(3, dtype=torch.int64), requires_grad=False)
 
 
+def frozen():
+    module = two_layers()
+    module[1].bias.requires_grad_(False)
+    return module
+
+
+def failing():
+    raise OSError("no weights here")
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
+        (frozen, r"^make must be a module whose parameters all learn \(requires_grad\), got \['1\.bias'\]"),
+        (failing, r"^make must be a function that returns an nn\.Module, got OSError: no weights here\. Try make\(\)"),
         (lambda: 3, r"^make must be a function that returns an nn\.Module, got 3"),
         (Whole, r"^parameters must be floating point, got torch\.int64 at count"),
         (
@@ -188,6 +282,11 @@ def test_what_needs_jax_is_refused(federation):
         fp.run(fp.FedSGD(), THEIRS, federation, engine="local", **options)
     with pytest.raises(InvalidArgument, match=r"^at_once must be 1 here, with one device, got 4"):
         fp.run(fp.FedSGD(), THEIRS, federation, engine=HostEngine(at_once=4), **options)
+    for settings in (fp.FedAvg(steps=2, step=0.1), fp.FedProx(steps=2, step=0.1)):
+        with pytest.raises(
+            InvalidArgument, match=r"^epochs \(E\) must be given for a problem that is not JAX's, got None"
+        ):
+            fp.run(settings, THEIRS, federation, **options)
     for settings in (fp.FedADMM(solver="lbfgs"), fp.FedADMM(accuracy=1e-3)):
         with pytest.raises(
             InvalidArgument, match=r"^solver must be sgd or gd without accuracy for a problem that is not"

@@ -55,6 +55,7 @@ from fedpact.problems.training import (
 
 STARTS, MESSAGES, SOLVERS = ("global", "local"), ("augmented", "double"), ("sgd", "gd", "lbfgs")
 NO_THEOREM = "Theorem 1 does not apply: it needs {needs}."
+SOME_THEOREM = "Theorem 1 applies only {where}."
 
 
 class ServerState(NamedTuple):
@@ -283,12 +284,18 @@ class FedADMM(Settings):
             rows=check_batches(self),
             coverage="participation infinitely often (Remark 2)",
             needs=frozenset({"lipschitz"}) if by_theorem else frozenset(),
-            notices=self._notices(),
+            notices=self._notices(rate),
         )
 
-    def _notices(self) -> tuple[str, ...]:
-        missing = [] if self.eta == "participation" else [f"η = |S|/m, and it is {self.eta}"]
-        missing += [] if self.rho == "lipschitz" else [f"ρ > (1+√5)L, and it is {self.rho}"]
+    def _notices(self, rate: float) -> tuple[str, ...]:
+        full = self.eta == "participation" or (rate == 1 and self.eta == 1)
+        missing = [] if full else [f"η = |S|/m, and it is {self.eta}"]
+        missing += [f"a constant ρ, and it is {self.rho}"] if isinstance(self.rho, (tuple, list)) else []
         missing += [] if self.message == "augmented" else ["the message (4), and 2(w_i − θ) is sent"]
+        missing += [] if self.duals else ["the duals of l. 20, and y_i stays 0"]
         missing += [] if self.accuracy is not None else ["(6) met at every client, and it is not looked at"]
-        return (NO_THEOREM.format(needs="; ".join(missing)),) if missing else ()
+        large = [] if not is_number(self.rho) else [f"ρ > (1+√5)L, not checked for ρ = {self.rho}"]
+        if missing:
+            return (NO_THEOREM.format(needs="; ".join(missing + large)),)
+        reached = f"where accuracy_met is at most ε = {self.accuracy}: epochs may end before"
+        return (SOME_THEOREM.format(where="; ".join([f"with {one}" for one in large] + [reached])),)

@@ -193,6 +193,9 @@ def build_local(settings: Any, problem: Any, *, mu: float) -> Algorithm:
     """FedAvg, or FedProx where μ > 0: the two differ in one term."""
     steps, size = settings.steps, settings.batch
     by_lipschitz, by_rows = settings.step == "lipschitz", settings.weights == "rows"
+    native = getattr(problem, "native", False) and settings.epochs is None
+    hint = "Train by epochs, such as epochs=2: those are PyTorch's own."
+    require(not native, "epochs", "given for a problem that is not JAX's", settings.epochs, symbol="E", hint=hint)
 
     def join(w0: Vector, batch: Any, key: Any) -> tuple[ClientState, Hello]:
         gamma = 1 / (problem.lipschitz(batch) + mu) if by_lipschitz else jnp.asarray(settings.step, batch.weight.dtype)

@@ -305,21 +305,20 @@ def _finish(
     loop: Loop, carry: Carry, histories: list[History], order: np.ndarray, trial: int, trials: bool, why: Outcome
 ) -> Finished:
     one = jax.tree.map(lambda a: a[trial], carry) if trials else carry
-    halt, culprit = int(one.halt), int(one.culprit)
+    halt, culprit, client = int(one.halt), int(one.culprit), order[trial]
     history, where = histories[trial], ""
-    if halt == NONFINITE:
+    if halt == NONFINITE and culprit >= 0:
+        lost = f" (training loss {float(one.loss):g})" if "train_loss" in loop.algorithm.notes else ""
         outcome = Outcome.NONFINITE
-        who = (
-            f"client {int(order[trial, culprit])}: its upload"
-            if culprit >= 0
-            else "the server: its model or the objective"
+        where = f"round {history.rounds}, client {int(client[culprit])}: its upload is not finite{lost}"
+    elif halt == NONFINITE or not (
+        loop.guard or loop.telemetry == "none" or np.isfinite(history.end(history.judged))  # not seen before
+    ):
+        what = "its model or the objective" if halt == NONFINITE else "the objective"
+        most = (
+            f" (largest training loss {float(one.loss):g}, client {int(client[-2 - culprit])})" if culprit < -1 else ""
         )
-        lost = culprit >= 0 and "train_loss" in loop.algorithm.notes
-        where = f"round {history.rounds}, {who} is not finite" + (
-            f" (training loss {float(one.loss):g})" if lost else ""
-        )
-    elif not (loop.guard or loop.telemetry == "none" or np.isfinite(history.end(history.judged))):  # not seen before
-        outcome, where = Outcome.NONFINITE, f"round {history.rounds}, the server: the objective is not finite"
+        outcome, where = Outcome.NONFINITE, f"round {history.rounds}, the server: {what} is not finite{most}"
     elif halt == STOPPED:
         outcome = Outcome.STOPPED
         where = f"round {history.rounds}, {' and '.join(loop.stop.met(jax.device_get(one.recent)))}"

@@ -44,7 +44,7 @@ class Carry(NamedTuple):
     round: Any
     recent: dict[str, Any]
     halt: Any
-    culprit: Any  # position of the client whose upload was not finite, or -1 for the server's own state
+    culprit: Any  # position of the client whose upload was not finite; else −2 − that of the largest loss, −1 for none
     loss: Any  # that client's training loss in the round, where the algorithm notes it
 
 
@@ -291,12 +291,24 @@ class Loop:
             met = met & keep
             fine = fine & (self._judge(row) | ~keep)
         halt = jnp.where(fine, jnp.where(met, STOPPED, GOING), NONFINITE)
-        slot = jnp.where(jnp.all(sound), -1, jnp.argmin(sound))
-        position = jnp.where(slot >= 0, cohort.positions[slot], -1).astype(carry.culprit.dtype)
         new = new._replace(server=settled(_either(fine, new.server, old.server)))
-        noted = notes.train_loss[slot] if "train_loss" in self.algorithm.notes else jnp.nan
-        loss = jnp.where(slot >= 0, noted, jnp.nan).astype(carry.loss.dtype)
-        return Carry(new, jnp.where(fine, t + 1, t), recent, halt, position, loss), row
+        culprit, loss = self._culprit(notes, cohort, sound)
+        place = culprit.astype(carry.culprit.dtype), loss.astype(carry.loss.dtype)
+        return Carry(new, jnp.where(fine, t + 1, t), recent, halt, *place), row
+
+    def _culprit(self, notes: Any, cohort: Cohort, sound: Any) -> tuple[Any, Any]:
+        """Who to name where a number is not finite, as `Carry` has it, and that client's training loss.
+
+        A private run names nobody for a loss: it was not released.
+        """
+        bad, first = ~jnp.all(sound), jnp.argmin(sound)
+        if "train_loss" not in self.algorithm.notes:
+            return jnp.where(bad, cohort.positions[first], -1), jnp.asarray(jnp.nan)
+        losses = jnp.where(cohort.mask & ~jnp.isnan(notes.train_loss), notes.train_loss, -jnp.inf)
+        most = jnp.argmax(losses)
+        told = (losses[most] > -jnp.inf) & (self.guard is None)
+        server = jnp.where(told, -2 - cohort.positions[most], -1)
+        return jnp.where(bad, cohort.positions[first], server), notes.train_loss[jnp.where(bad, first, most)]
 
     def _judge(self, row: dict[str, Any]) -> Any:
         """Whether the telemetry lets a run go on. A private run is not ended by it: when it ends is seen."""

@@ -9,8 +9,10 @@ list of indices into them. Uploads are added up as they come in where the algori
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,6 +51,7 @@ class Rows:
         self.index, self.test, self.dtype = federation.rows, dataset.test, np.dtype(dtype)
         self.widths = padded_widths(federation.sizes)
         self.programs: dict[Any, Any] = {}
+        self.native = False
         self.compile: Callable[..., Any] = jax.jit
         self.at_once: int | None = None
         self.measured: int | None = None
@@ -145,9 +148,9 @@ class HostEngine:
         rows.at_once = self.at_once
         if native:
             hint = "A problem that is not JAX's steps one client after the other, on one device."
-            alone = self.at_once in (None, 1) and self.devices == 1
-            require(alone, "at_once", "1 here, with one device", self.at_once, hint=hint)
-            rows.compile, rows.at_once = lambda run: run, 1
+            require(self.at_once in (None, 1), "at_once", "1 here, with one device", self.at_once, hint=hint)
+            require(len(self._devices()) == 1, "devices", "1 here", self.devices, hint=hint)
+            rows.native, rows.compile, rows.at_once = True, lambda run: run, 1
         return np.arange(federations[0].clients)[None], rows
 
     def clients_of(self, data: Rows) -> Any:
@@ -219,8 +222,13 @@ class HostEngine:
 
     def _nobody(self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, combine: str) -> Stepped:
         """A round without anyone: the shapes of one client's answer, masked."""
-        shapes = jax.eval_shape(f, shared, self.one_client(data), clients.get(0))
-        _, upload, note = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        if "nobody" not in data.programs:
+            given = (shared, self.one_client(data), clients.get(0))
+            out = (
+                f(*given) if data.native else jax.eval_shape(f, *given)
+            )  # what is not JAX's cannot be traced: it is done
+            data.programs["nobody"] = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), out)
+        _, upload, note = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), data.programs["nobody"])
         one = Cohort((jnp.zeros(1, jnp.int32),), jnp.zeros(1, bool))
         stack = lambda tree: jax.tree.map(lambda a: a[None], tree)
         gathered: Any = Streamed(jnp.asarray(0)) if combine == "sum" else one
@@ -353,8 +361,7 @@ class HostEngine:
         """The faster of the candidates, timed on this round's clients; remembered on this machine for such programs."""
         few = list(ids)[: max(CANDIDATES)]
         known = cache_folder() / "at_once.json"
-        sizes = [int(leaf.size) for leaf in jax.tree.leaves(clients.get(few[0]))]
-        key = f"{jax.devices()[0].device_kind} x{os.cpu_count()} {sizes} rows {data.widths[-1]} {data.dtype}"
+        key = self._kind(f, shared, data, clients, few[0])
         table: dict[str, int] = {}
         with contextlib.suppress(OSError, ValueError):  # absent or torn: measure again
             table = json.loads(known.read_text())
@@ -372,6 +379,12 @@ class HostEngine:
             known.parent.mkdir(parents=True, exist_ok=True)
             write_json(known, table | {key: best})
         return best
+
+    def _kind(self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, client: int) -> str:
+        """The machine, and the shapes of all that the program computes: model, batch and solver, no learning rate."""
+        text = str(jax.make_jaxpr(f)(shared, self.one_client(data), clients.get(client)))
+        shapes = hashlib.sha256(" ".join(re.findall(r"[a-z]+\d*\[[\d,]*\]", text)).encode()).hexdigest()[:16]
+        return f"{jax.devices()[0].device_kind} x{os.cpu_count()} {shapes} rows {data.widths[-1]} {data.dtype}"
 
 
 def _gathered(x: Any, y: Any, index: Any, weight: Any, client: Any) -> Batch:

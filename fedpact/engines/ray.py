@@ -422,7 +422,10 @@ class Spread:
 class _One:
     """The first client's rows, as `HostEngine.one_client` takes them."""
 
+    native = False
+
     def __init__(self, batch: Batch) -> None:
+        self.programs: dict[Any, Any] = {}
         self.x, self.y = batch.x, batch.y
         self._weight = np.asarray(batch.weight)
 

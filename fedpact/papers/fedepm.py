@@ -40,7 +40,7 @@ PAPER = ("FedEPM", "SFedAvg", "SFedProx")
 ALL = (*PAPER, "SFedAvg tuned", "SFedProx tuned")
 NOTICE = "Noise (39) is the paper's: no guarantee of privacy."
 TUNED = (
-    "Tuned: γ_i = scale/r_i, for each m the best of 0.3, 1 and 1.9 after 9 rounds at k0=12, ε=0.1, ρ=0.5, seed 0, "
+    "Tuned: γ_i = scale/r_i, for each m the best of 0.3, 1 and 1.9 after 27 rounds at k0=12, ε=0.1, ρ=0.5, seed 0, "
     "and used for every k0, ε and ρ."
 )
 TIMES = (

@@ -30,7 +30,7 @@ ROUNDS = 150
 TIMED = 3  # sequential runs behind each time
 ENGINE = LocalEngine(buckets=2)
 ALGORITHMS: dict[str, type[Settings]] = {"FedEPM": FedEPM, "SFedAvg": SFedAvg, "SFedProx": SFedProx}
-#: Candidates and longest run of the tuning. Successive halving drops all but the best of three after 27/3 = 9 rounds.
+#: Candidates and length of the tuning: three are few enough for successive halving to compare all at full length.
 SCALES, TUNE_ROUNDS = (0.3, 1.0, 1.9), 27
 
 

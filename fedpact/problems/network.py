@@ -425,13 +425,18 @@ def from_flax(module: Any, shape: tuple[int, ...], classes: int, **options: Any)
 def from_equinox(make: Callable[[Any], Any], shape: tuple[int, ...], classes: int, **options: Any) -> Network:
     """An Equinox model as a problem: make(key) returns the module, which maps one input to its scores."""
     equinox = the_extra("equinox")
-    _, static = equinox.partition(make(jax.random.key(0)), equinox.is_inexact_array)
+    require(callable(make), "make", "a function of a key that returns a module", make)
+    try:
+        module = make(jax.random.key(0))
+    except Exception as error:
+        text = f"make must be a function of a key that returns a module, got {type(error).__name__}: {error}."
+        raise InvalidArgument(f"{text} Try it on jax.random.key(0).") from error
+    params, static = equinox.partition(module, equinox.is_inexact_array)
+    structure = jax.tree.structure(params)
 
     def initial(key: Any) -> Any:
         leaves = jax.tree.leaves(equinox.filter(make(key), equinox.is_inexact_array))
         return dict(zip((f"{i:06d}" for i in range(len(leaves))), leaves, strict=True))
-
-    structure = jax.tree.structure(equinox.filter(make(jax.random.key(0)), equinox.is_inexact_array))
 
     def apply(tree: Any, images: Any) -> Any:
         params = jax.tree.unflatten(structure, [tree[name] for name in sorted(tree)])

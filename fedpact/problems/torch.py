@@ -23,7 +23,11 @@ from fedpact.problems.training import Plan, Trained
 
 @dataclass(frozen=True)
 class TorchNetwork(Classifier):
-    """make() returns the nn.Module: images (B, *shape) to scores (B, classes). Its buffers must not learn."""
+    """make() returns the nn.Module: images (B, *shape) to scores (B, classes). Its buffers must not learn.
+
+    A `shape` of three sizes is PyTorch's (C, H, W). Layers such as Dropout are at work in local epochs, with draws from
+    the client's key, and nowhere else.
+    """
 
     make: Callable[[], Any]
     shape: tuple[int, ...] = (1, 28, 28)
@@ -53,16 +57,26 @@ class TorchNetwork(Classifier):
         if not self._module:
             import torch
 
-            module = self.make()
+            module = self._made()
             require(isinstance(module, torch.nn.Module), "make", "a function that returns an nn.Module", module)
             for name, p in module.named_parameters():
                 if not p.dtype.is_floating_point:
                     raise InvalidArgument(f"parameters must be floating point, got {p.dtype} at {name}.")
+            frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
+            hint = "What does not learn is not kept with the model: let it learn, or keep it out of the parameters."
+            require(not frozen, "make", "a module whose parameters all learn (requires_grad)", frozen, hint=hint)
             extra = [name for name, b in module.named_buffers() if b.dtype.is_floating_point]
             hint = "Use layers without running statistics: they are not parameters and are not averaged."
             require(not extra, "make", "a module without running statistics", extra, hint=hint)
             self._module.append(module)
         return self._module[0]
+
+    def _made(self) -> Any:
+        try:
+            return self.make()
+        except Exception as error:
+            text = f"make must be a function that returns an nn.Module, got {type(error).__name__}: {error}."
+            raise InvalidArgument(f"{text} Try make() on its own.") from error
 
     @property
     def dim(self) -> int:
@@ -81,7 +95,7 @@ class TorchNetwork(Classifier):
         seed = 0 if key is None else int(jax.random.randint(key, (), 0, 2**31 - 1))
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            fresh = self.make()
+            fresh = self._made()
         named = {name: p.detach().numpy().astype(dtype) for name, p in fresh.named_parameters()}
         return Vector({name: jax.numpy.asarray(a) for name, a in named.items()})
 
@@ -90,7 +104,7 @@ class TorchNetwork(Classifier):
         super().check(federation)
         import torch
 
-        module, sizes = self.module, ", ".join(map(str, self.shape))
+        module, sizes = self.module.eval(), ", ".join(map(str, self.shape))
         try:
             with torch.no_grad():
                 got = tuple(module(torch.zeros(2, *self.shape)).shape)
@@ -114,7 +128,12 @@ class TorchNetwork(Classifier):
         import torch
 
         x = np.asarray(x)
-        images = torch.from_numpy(np.array(x)).reshape(len(x), *self.shape).float()
+        images = torch.from_numpy(np.array(x)).float()
+        if len(self.shape) == 3:  # rows have a pixel's colours together, PyTorch has an image of each colour
+            colours, height, width = self.shape
+            images = images.reshape(len(x), height, width, colours).permute(0, 3, 1, 2).contiguous()
+        else:
+            images = images.reshape(len(x), *self.shape)
         return (images / 255 - self.mean) / self.std if x.dtype == np.uint8 else images
 
     def _loss(self, images: Any, labels: Any, weight: Any) -> Any:
@@ -136,6 +155,7 @@ class TorchNetwork(Classifier):
         import torch
 
         self._load(w)
+        self.module.eval()
         with torch.no_grad():
             return np.asarray(self._loss(*self._tensors(batch)).item())
 
@@ -144,12 +164,15 @@ class TorchNetwork(Classifier):
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""
         self._load(w)
+        self.module.eval()  # a gradient without a key has no draws
         self.module.zero_grad()
         loss = self._loss(*self._tensors(batch))
         loss.backward()
         dtype = next(iter(w.tree.values())).dtype
-        tree = {name: jax.numpy.asarray(p.grad.numpy().astype(dtype)) for name, p in self.module.named_parameters()}
-        return np.asarray(loss.item()), Vector(tree)
+        slopes = {name: _slope(p) for name, p in self.module.named_parameters()}
+        return np.asarray(loss.item()), Vector(
+            {n: jax.numpy.asarray(g.numpy().astype(dtype)) for n, g in slopes.items()}
+        )
 
     def gradient(self, w: Vector, batch: Batch) -> Vector:
         """∇f_i(w)."""
@@ -160,8 +183,16 @@ class TorchNetwork(Classifier):
         import torch
 
         self._load(w)
+        self.module.eval()
         with torch.no_grad():
             return jax.numpy.asarray(self.module(self._images(x)).numpy())
+
+
+def _slope(parameter: Any) -> Any:
+    """Its gradient: 0 where the scores do not depend on it."""
+    import torch
+
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 class TorchOracle:
@@ -190,38 +221,40 @@ class TorchOracle:
         rho: Any = None,
         center: Vector | None = None,
     ) -> Trained:
-        """`fedpact.problems.training.train`, in PyTorch."""
+        """`fedpact.problems.training.train`, in PyTorch; what the module draws follows from the key."""
         import torch
 
         problem = self.problem
         problem._load(w)
+        problem.module.train()
         images, labels, weight = problem._tensors(batch)
         real = torch.nonzero(weight > 0)[:, 0]
         size = len(real) if plan.batch is None else min(plan.batch, len(real))
-        rng = torch.Generator().manual_seed(int(jax.random.randint(key, (), 0, 2**31 - 1)))
         parameters = dict(problem.module.named_parameters())
         tensors = lambda v: {n: torch.from_numpy(np.array(v.tree[n], np.float32)) for n in parameters}
         c, theta = (None if v is None else tensors(v) for v in (linear, center))
         moment = {n: torch.zeros_like(p) for n, p in parameters.items()} if plan.momentum else None
         rate, pull = float(plan.rate), 0.0 if rho is None else float(rho)
         steps, last = 0, math.nan
-        for _ in range(int(epochs)):
-            order = real if plan.batch is None else real[torch.randperm(len(real), generator=rng)]
-            losses = []
-            for rows in order.split(size):
-                problem.module.zero_grad()
-                loss = problem._loss(images[rows], labels[rows], weight[rows])
-                loss.backward()
-                losses.append(loss.item())
-                with torch.no_grad():
-                    for n, p in parameters.items():
-                        g = p.grad
-                        g = g if c is None else g.add(c[n])
-                        g = g if theta is None else g.add(p - theta[n], alpha=pull)
-                        if moment is not None:
-                            g = moment[n].mul_(plan.momentum).add_(g)
-                        p.sub_(g, alpha=rate)
-            steps, last = steps + len(losses), float(np.mean(losses))
+        with torch.random.fork_rng():  # orders of rows, and what the module draws
+            torch.manual_seed(int(jax.random.randint(key, (), 0, 2**31 - 1)))
+            for _ in range(int(epochs)):
+                order = real if plan.batch is None else real[torch.randperm(len(real))]
+                losses = []
+                for rows in order.split(size):
+                    problem.module.zero_grad()
+                    loss = problem._loss(images[rows], labels[rows], weight[rows])
+                    loss.backward()
+                    losses.append(loss.item())
+                    with torch.no_grad():
+                        for n, p in parameters.items():
+                            g = _slope(p)
+                            g = g if c is None else g.add(c[n])
+                            g = g if theta is None else g.add(p - theta[n], alpha=pull)
+                            if moment is not None:
+                                g = moment[n].mul_(plan.momentum).add_(g)
+                            p.sub_(g, alpha=rate)
+                steps, last = steps + len(losses), float(np.mean(losses))
         dtype = next(iter(w.tree.values())).dtype
         tree = {n: jax.numpy.asarray(p.detach().numpy().astype(dtype)) for n, p in parameters.items()}
         return Trained(Vector(tree), steps, last)

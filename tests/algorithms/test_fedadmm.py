@@ -391,9 +391,28 @@ def test_what_does_not_fit_the_clients_is_refused_before_round_1():
 
 
 def test_the_reader_is_told_where_theorem_1_does_not_apply():
-    (said,) = built(FedADMM()).notices
-    for part in ("η = |S|/m, and it is 1.0", "ρ > (1+√5)L, and it is 0.01", "2(w_i − θ) is sent", "(6) met"):
+    (said,) = built(FedADMM(), rate=0.5).notices
+    parts = ("η = |S|/m, and it is 1.0", "ρ > (1+√5)L, not checked for ρ = 0.01", "2(w_i − θ) is sent", "(6) met")
+    for part in parts:
         assert part in said, part
     (said,) = built(FedADMM.preset("theory")).notices
     assert said == "Theorem 1 does not apply: it needs (6) met at every client, and it is not looked at."
-    assert built(FedADMM.preset("theory", accuracy=1e-3)).notices == ()
+    (said,) = built(FedADMM.preset("theory", accuracy=1e-3, duals=False)).notices
+    assert said == "Theorem 1 does not apply: it needs the duals of l. 20, and y_i stays 0."
+    (said,) = built(FedADMM.preset("theory", accuracy=1e-3, rho=[[0, 0.1], [3, 1.0]])).notices
+    assert said.startswith("Theorem 1 does not apply: it needs a constant ρ, and it is ")
+
+
+def test_theorem_1_is_said_to_apply_where_6_is_met():
+    met = "where accuracy_met is at most ε = 0.001: epochs may end before."
+    (said,) = built(FedADMM.preset("theory", accuracy=1e-3)).notices
+    assert said == f"Theorem 1 applies only {met}"
+    (said,) = built(FedADMM.preset("theory", accuracy=1e-3, rho=5.0)).notices
+    assert said == f"Theorem 1 applies only with ρ > (1+√5)L, not checked for ρ = 5.0; {met}"
+
+
+def test_with_everyone_in_every_round_a_server_step_of_1_is_theorem_1_s():
+    settings = FedADMM.preset("theory", accuracy=1e-3, eta=1.0)
+    said = [settings.build(PROBLEM, 7, rate).notices[0] for rate in (1.0, 0.5)]
+    assert [text.startswith("Theorem 1 applies only where") for text in said] == [True, False]
+    assert said[1] == "Theorem 1 does not apply: it needs η = |S|/m, and it is 1.0."

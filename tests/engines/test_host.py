@@ -74,6 +74,29 @@ def test_left_out_the_number_is_measured_and_remembered(reference, tmp_path, mon
     assert set(counts) == {8, 1}  # as remembered for nine; three are fewer than the 8 it was measured with
 
 
+class _Known(Exception):
+    """The kind of a program is known: that is all the test wants."""
+
+
+def test_the_number_is_remembered_for_a_model_and_a_batch_and_for_every_rate(monkeypatch):
+    """FedAvg's states are one number each: they tell nothing apart."""
+
+    def kind(problem=case.PROBLEM, **changes):
+        settings = fp.FedAvg(**{"epochs": 2, "batch": 3, "step": 0.05} | changes)
+        with pytest.raises(_Known) as found:
+            case.run(HostEngine(), settings=settings, problem=problem)
+        return str(found.value)
+
+    def noting(self, f, shared, data, clients, ids):
+        raise _Known(self._kind(f, shared, data, clients, ids[0]))
+
+    monkeypatch.setattr(HostEngine, "_measured", noting)
+    usual = kind()
+    assert kind() == kind(step=0.01) == usual
+    others = [kind(batch=2), kind(batch=None), kind(momentum=0.5), kind(fp.TwoLayer(inputs=6, hidden=5, classes=3))]
+    assert len({usual, *others}) == 5
+
+
 def _counting(counts):
     run = HostEngine._run
 

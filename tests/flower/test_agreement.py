@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 from helpers_nodes import Faulty, federated, nodes, same_history
@@ -183,7 +185,7 @@ def test_loaders_columns_are_found_by_name_and_classes_are_told_exactly(files, m
     nodes = [Node({"name": n, "loader": f"swapped:{n}"}, tmp_path / n) for n in ("one", "other")]
     run = federate(given, Direct(nodes))
     assert run.model.schema.classes == ("1000001", "1000002")
-    import swapped
+    swapped = importlib.import_module("swapped")
 
     for node, seed in zip(nodes, (1, 2), strict=True):
         x, y = node.own.client(0)

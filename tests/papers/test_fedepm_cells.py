@@ -133,9 +133,9 @@ def test_figures_share_their_cells_and_times_are_others(faked, tmp_path):
 
 
 def test_what_the_lead_says_of_the_tuning():
-    """Three candidates, successive halving to 27 rounds: all but one are gone after 9."""
-    assert rungs(len(cells.SCALES), cells.TUNE_ROUNDS, "halving") == [(3, 9), (1, 27)]
-    assert "the best of 0.3, 1 and 1.9 after 9 rounds at k0=12" in TUNED
+    """Three candidates are compared after all 27 rounds."""
+    assert rungs(len(cells.SCALES), cells.TUNE_ROUNDS, "halving") == [(3, 27)]
+    assert "the best of 0.3, 1 and 1.9 after 27 rounds at k0=12" in TUNED
     assert cells.SCALES == (0.3, 1.0, 1.9)
 
 
