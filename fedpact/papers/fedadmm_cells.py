@@ -6,8 +6,9 @@ the clients takes part in a round; E_i is drawn from 1..E for FedProx and, unles
 `printed` is Algorithm 1 as it stands. Baselines are tuned by successive halving over the paper's grid (five rounds,
 seed 0, test accuracy), then run on one seed for up to three times FedADMM's rounds; beyond, they are "> n".
 
-Every finished run is a row of results.csv: what it was, its accuracies, hours, commit and machine. A run that is there
-is not run again, so a table can be filled over days; what is missing is "not run", with an estimate of its hours.
+Every finished run is a row of results.csv: what it was, its accuracies, hours, source, commit and machine. A run that
+is there is not run again, so a table can be filled over days, and what its tuning chose holds for the other seeds of
+its entry; what is missing is "not run", with an estimate of its hours.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import platform
 import subprocess
 import time
@@ -34,14 +36,15 @@ from fedpact.core.stop import Target
 from fedpact.engines import HostEngine
 from fedpact.papers.study import Study
 from fedpact.problems import CNN1, CNN2
-from fedpact.run import run
-from fedpact.tune import tune
+from fedpact.run import run, uninterrupted
+from fedpact.tune import rungs, tune
 
 RATES, RHOS = (0.01, 0.1, 0.2, 0.5), (0.001, 0.01, 0.1, 1.0)
 PARTICIPATION, TUNE_ROUNDS, MOST = 0.1, 5, 100
 ENGINE = HostEngine(at_once=1)  # the fastest for these networks on a CPU
 TARGETS = {"mnist": 0.97, "fmnist": 0.80, "cifar": 0.45}
 LOADERS = {"mnist": data.mnist, "fmnist": data.fashion_mnist, "cifar": data.cifar10}
+ROWS = {"mnist": 60_000, "fmnist": 60_000, "cifar": 50_000}  # for training
 COLUMNS = (
     "cell", "algorithm", "settings", "seed", "most", "target", "reached", "hours", "accuracies", "source", "commit",
     "machine", "finished",
@@ -62,11 +65,6 @@ class Cell:
     def name(self) -> str:
         """What --cell calls it."""
         return f"{self.dataset}-{self.clients}-{self.split}"
-
-    @property
-    def rows(self) -> int:
-        """Training rows in all."""
-        return 50_000 if self.dataset == "cifar" else 60_000
 
     def federation(self, seed: int) -> data.Federation:
         """The data dealt by this seed."""
@@ -105,6 +103,7 @@ class Entry:
     most: int = MOST
     after: Entry | None = None  # runs up to three times this one's rounds
     expected: int = 30  # rounds, for the estimate of what is not run
+    to_target: bool = True  # the run ends at the target accuracy; false: after `most` rounds
 
     @property
     def name(self) -> str:
@@ -121,6 +120,12 @@ class Row(NamedTuple):
     hours: float
     accuracies: list[float]
     settings: dict[str, Any]
+    tuning: float = 0.0  # hours that choosing its settings took
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were run: the first accuracy is the start's."""
+        return len(self.accuracies) - 1
 
 
 class Results:
@@ -141,19 +146,28 @@ class Results:
     def find(self, entry: Entry) -> list[Row]:
         """The finished runs of an entry, by seed; the longest of each seed."""
         found: dict[int, Row] = {}
+        free = _free(entry) if entry.tuned else ()
+        wanted = {name: value for name, value in _plain(entry.settings).items() if name not in free}
+        usual = _plain(type(entry.settings)())  # what a setting is in a row that was written before it existed
         for row in self.rows:
             if row["cell"] != entry.cell.name or row["algorithm"] != entry.name or not row["finished"]:
                 continue
             own = json.loads(row["settings"])
-            free = _free(entry) if entry.tuned else ()
-            if any(own["settings"][k] != v for k, v in _plain(entry.settings).items() if k not in free):
+            if own.get("to_target", True) != entry.to_target:
                 continue
-            accuracies = [float(a) for a in row["accuracies"].split()]
-            reached = int(row["reached"]) if row["reached"] else None
-            one = Row(int(row["seed"]), int(row["most"]), reached, float(row["hours"]), accuracies, own["settings"])
+            if any(own["settings"].get(name, usual[name]) != value for name, value in wanted.items()):
+                continue
+            one = _read(row)
             if one.seed not in found or found[one.seed].most < one.most:
                 found[one.seed] = one
         return [found[seed] for seed in sorted(found)]
+
+    def seconds(self, dataset: str) -> float:
+        """Seconds a sample of training took in the finished runs on a dataset; before any, as SECONDS has it."""
+        mine = [row for row in self.rows if row["finished"] and row["cell"].partition("-")[0] == dataset]
+        done = [_read(row) for row in mine]
+        samples = sum(row.rounds * _samples(dataset, row.settings) for row in done)
+        return 3600 * sum(row.hours for row in done) / samples if samples else SECONDS[dataset]
 
     def append(self, values: dict[str, Any]) -> None:
         """One more row, on disk before it counts."""
@@ -166,6 +180,21 @@ class Results:
         writer.writerow(values)
         append_synced(self.path, out.getvalue().encode())
         self.rows.append({k: str(v) for k, v in values.items()})
+
+
+def _read(row: dict[str, str]) -> Row:
+    own = json.loads(row["settings"])
+    accuracies = [float(a) for a in row["accuracies"].split()]
+    reached = int(row["reached"]) if row["reached"] else None
+    tuning = own.get("tuning_hours", 0.0)
+    return Row(int(row["seed"]), int(row["most"]), reached, float(row["hours"]), accuracies, own["settings"], tuning)
+
+
+def _samples(dataset: str, settings: dict[str, Any]) -> float:
+    """Samples trained on in a round of these settings, and the test set, forward only."""
+    epochs = settings.get("epochs") or 1
+    mean = (epochs + 1) / 2 if settings.get("vary") else epochs
+    return ROWS[dataset] * PARTICIPATION * mean + 10_000 / 3
 
 
 def _plain(settings: Settings) -> dict[str, Any]:
@@ -192,12 +221,20 @@ def _machine() -> str:
     return f"{platform.machine()}, {environment()['cores']} cores, {platform.node()}"
 
 
-def chosen(study: Study, entry: Entry) -> Settings:
-    """The entry's settings, with the best learning rate (and μ) of the paper's grid where it is tuned."""
-    if not entry.tuned:
-        return entry.settings
-    grid: dict[str, Any] = {name: RHOS if name == "mu" else RATES for name in _free(entry)}
-    cell = entry.cell
+def _grid(entry: Entry) -> dict[str, Any]:
+    return {name: RHOS if name == "mu" else RATES for name in _free(entry)} if entry.tuned else {}
+
+
+def chosen(study: Study, results: Results, entry: Entry) -> tuple[Settings, float]:
+    """The entry's settings, with the best learning rate (and μ) of the paper's grid where it is tuned, and its hours.
+
+    What a finished run of the entry has holds for its other seeds too, and costs nothing again.
+    """
+    grid, cell, done = _grid(entry), entry.cell, results.find(entry)
+    if not grid:
+        return entry.settings, 0.0
+    if done:
+        return _with(entry.settings, {name: done[0].settings[name] for name in grid}), 0.0
 
     def search() -> dict[str, Any]:
         begun = time.perf_counter()
@@ -208,7 +245,11 @@ def chosen(study: Study, entry: Entry) -> Settings:
         return {"best": best, "hours": (time.perf_counter() - begun) / 3600, "trials": found.table()}
 
     told = study.cell(search, f"tuning {entry.label} on {cell.name}", grid=grid, settings=_plain(entry.settings))
-    return type(entry.settings).from_dict({**entry.settings.to_dict(), **told["best"]})
+    return _with(entry.settings, told["best"]), told["hours"]
+
+
+def _with(settings: Settings, changes: dict[str, Any]) -> Settings:
+    return type(settings).from_dict({**settings.to_dict(), **changes})
 
 
 def limit(results: Results, entry: Entry) -> int:
@@ -220,38 +261,43 @@ def limit(results: Results, entry: Entry) -> int:
     return min(entry.most, 3 * max(known)) if known else entry.most
 
 
+def missing(results: Results, entry: Entry) -> list[int]:
+    """The seeds that are not run, or not for as many rounds as the entry may take."""
+    most = limit(results, entry)
+    ended = lambda row: row.most >= most or (entry.to_target and row.reached is not None)
+    have = {row.seed for row in results.find(entry) if ended(row)}
+    return [seed for seed in range(entry.seeds) if seed not in have]
+
+
 def fill(study: Study, results: Results, entries: list[Entry], until: float) -> None:
     """Run what is missing, until the clock says so; every finished run is a row of the file."""
     for entry in entries:
         if not available(entry.cell.dataset):
             continue
-        have = {row.seed: row for row in results.find(entry)}
-        for seed in range(entry.seeds):
-            most = limit(results, entry)
-            row = have.get(seed)
-            if row is not None and (row.reached is not None or row.most >= most):
-                continue
+        for seed in missing(results, entry):
             if time.time() >= until:
                 return
-            _run(study, results, entry, seed, most)
+            _run(study, results, entry, seed, limit(results, entry))
 
 
 def _run(study: Study, results: Results, entry: Entry, seed: int, most: int) -> None:
     cell, target = entry.cell, TARGETS[entry.cell.dataset]
-    settings = chosen(study, entry)
+    settings, tuning = chosen(study, results, entry)
     begun = time.perf_counter()
-    stop = Target("test_accuracy", target, above=True)
+    stop = Target("test_accuracy", target, above=True) if entry.to_target else None
     options: dict[str, Any] = {"participation": PARTICIPATION, "rounds": most, "seed": seed, "stop": stop}
     options["engine"] = ENGINE
     one = run(settings, cell.problem, cell.federation(seed), progress=None, **options)
+    uninterrupted(one, "It is not kept; the runs before it are.")
     hours = (time.perf_counter() - begun) / 3600
     accuracies = one.history.column("test_accuracy")
     reached = next((t for t, a in enumerate(accuracies) if a >= target), None)
+    more = {"outcome": one.outcome, "to_target": entry.to_target, "tuning_hours": round(tuning, 4)}
     results.append(
         {
             "cell": cell.name,
             "algorithm": entry.name,
-            "settings": json.dumps({"settings": _plain(settings), "outcome": one.outcome}),
+            "settings": json.dumps({"settings": _plain(settings), **more}),
             "seed": seed,
             "most": most,
             "target": target,
@@ -272,17 +318,32 @@ def _told(reached: int | None, most: int) -> str:
 
 
 def estimate(results: Results, entry: Entry) -> float:
-    """Hours that the entry's missing runs would take: samples a round by the time a sample took in runs before."""
-    have = {row.seed for row in results.find(entry)}
-    missing = sum(seed not in have for seed in range(entry.seeds))
-    epochs = entry.settings.to_dict().get("epochs") or 1
-    mean = (epochs + 1) / 2 if entry.settings.to_dict().get("vary") else epochs
-    samples = entry.cell.rows * PARTICIPATION * mean + 10_000 / 3  # the test set forward only
-    tuning = (4 * 1 + 2 * 2 + 5) * (4 if "mu" in _free(entry) else 1) if entry.tuned else 0
-    reference = entry.after or entry
-    expected = limit(results, entry) if results.find(reference) else (3 if entry.after else 1) * reference.expected
-    rounds = missing * min(expected, entry.most) + (tuning if missing else 0)
-    return rounds * samples * SECONDS[entry.cell.dataset] / 3600
+    """Hours that the entry's missing runs would take: samples a round by the time a sample took in runs before.
+
+    A run takes the rounds that the entry's finished seeds took; before any, those expected. Tuning is counted where no
+    finished run has its choice.
+    """
+    left, done = len(missing(results, entry)), results.find(entry)
+    if not left:
+        return 0.0
+    candidates = math.prod(map(len, _grid(entry).values()))
+    plan = rungs(candidates, TUNE_ROUNDS, "halving") if entry.tuned and not done else []
+    rounds = left * _expected(results, entry, done) + sum(count * length for count, length in plan)
+    samples = _samples(entry.cell.dataset, _plain(entry.settings))
+    return rounds * samples * results.seconds(entry.cell.dataset) / 3600
+
+
+def _expected(results: Results, entry: Entry, done: list[Row]) -> float:
+    """Rounds of a run that is missing."""
+    most = limit(results, entry)
+    if not entry.to_target:
+        return most
+    ended = [row.rounds for row in done if row.reached is not None]
+    if done:  # a seed that did not get there takes all the rounds there are
+        return (sum(ended) + most * (len(done) - len(ended))) / len(done)
+    if entry.after is None:
+        return min(most, entry.expected)
+    return most if results.find(entry.after) else min(most, 3 * entry.after.expected)
 
 
 # The entries of tables and figures
@@ -291,9 +352,9 @@ def estimate(results: Results, entry: Entry) -> float:
 def admm(cell: Cell, epochs: int, batch: int | None, label: str = "FedADMM", **changes: Any) -> Entry:
     """FedADMM as the released code has it, its rate tuned unless it is given."""
     own = {"epochs": epochs, "batch": batch, "short": cell.split == "imbalanced", **changes}
-    seeds, expected, preset = own.pop("seeds", 1), own.pop("expected", 30), own.pop("preset", "paper")
-    made = FedADMM.preset(preset, **own)
-    return Entry(cell, label, made, tuned="rate" not in changes, seeds=seeds, expected=expected)
+    usual: dict[str, Any] = {"seeds": 1, "expected": 30, "to_target": True}
+    kept, preset = {name: own.pop(name, value) for name, value in usual.items()}, own.pop("preset", "paper")
+    return Entry(cell, label, FedADMM.preset(preset, **own), tuned="rate" not in changes, **kept)
 
 
 def baselines(cell: Cell, epochs: int, batch: int | None, after: Entry) -> Iterator[Entry]:

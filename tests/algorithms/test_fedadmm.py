@@ -399,7 +399,7 @@ def test_the_reader_is_told_where_theorem_1_does_not_apply():
     assert said == "Theorem 1 does not apply: it needs (6) met at every client, and it is not looked at."
     (said,) = built(FedADMM.preset("theory", accuracy=1e-3, duals=False)).notices
     assert said == "Theorem 1 does not apply: it needs the duals of l. 20, and y_i stays 0."
-    (said,) = built(FedADMM.preset("theory", accuracy=1e-3, rho=[[0, 0.1], [3, 1.0]])).notices
+    (said,) = built(FedADMM.preset("theory", accuracy=1e-3, rho=((0, 0.1), (3, 1.0)))).notices
     assert said.startswith("Theorem 1 does not apply: it needs a constant ρ, and it is ")
 
 
