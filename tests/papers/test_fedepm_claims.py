@@ -225,7 +225,7 @@ def test_figure_4(draw):
         assert got.holds(f"FedEPM has the lowest median {what} for each ρ") is True
         assert got.holds(f"… also against tuned baselines ({what})") is False
     assert "all m clients' work" in got.lead
-    assert "after 9 rounds at k0=12" in got.lead
+    assert "after 27 rounds at k0=12" in got.lead
     assert draw(fedepm.fig4, cr=lambda name, k0, rho, epsilon: rho).holds("FedEPM: CR falls as ρ rises") is False
 
 
