@@ -198,6 +198,7 @@ def test_an_experiment_that_is_none_starts_nothing(tmp_path, capsys):
 def test_a_closed_terminal_ends_a_command_as_ctrl_c_does_and_once(number):
     before = {one: signal.getsignal(one) for one in (signal.SIGHUP, signal.SIGTERM)}
     try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and stays so
         _ends_whole()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
