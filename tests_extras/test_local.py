@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -19,6 +20,15 @@ from fedpact.flower.local import Local
 from fedpact.flower.operators import write_all
 
 EXPERIMENT = '[data]\nname = "breast_cancer"\n[problem]\nname = "logistic"\n[algorithm]\nname = "fedavg"\n'
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Commands leave theirs, which pytest is not to end by."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGHUP, signal.SIGTERM)}
+    yield
+    for one, handler in before.items():
+        signal.signal(one, handler)
 
 
 @pytest.fixture
@@ -65,6 +75,15 @@ def test_a_folder_has_one_federation_at_a_time(federation, experiment, capsys):
     assert (federation.folder / "flower" / "config.toml").read_text() == connection
     federation.stop()
     Local(federation.folder, {"a": {"client": 0}}).stop()
+
+
+def test_the_end_signals_nobody_who_has_the_number_of_a_process_that_ended(federation, monkeypatch):
+    federation.processes["a"] = subprocess.Popen(["true"])
+    federation.processes["a"].wait()
+    killed = []
+    monkeypatch.setattr(local.os, "kill", lambda *given: killed.append(given))
+    federation.stop()
+    assert killed == []
 
 
 def test_a_node_is_not_called_as_the_superlink_is(tmp_path):
@@ -115,6 +134,7 @@ def test_up_tells_where_it_is_and_ends_with_the_terminal(tmp_path):
     """As a process of its own, without Flower's: its terminal is closed, and it goes through its end."""
     code = (
         "import os, signal, threading\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "from fedpact.cli import main\n"
         "from fedpact.flower.local import Local\n"
         "Local.start = lambda self: threading.Timer(1, os.kill, (os.getpid(), signal.SIGHUP)).start()\n"

@@ -454,7 +454,8 @@ class Local:
 
     def stop(self) -> None:
         """End everything: asked first, then killed."""
-        _signal([process.pid for process in self.processes.values()], signal.SIGTERM)
+        for process in self.processes.values():
+            process.terminate()  # not by its number, which is another's by now if it has ended
         until = time.monotonic() + 5
         for process in self.processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):

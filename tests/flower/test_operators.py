@@ -36,6 +36,15 @@ rounds = 2
 """
 
 
+@pytest.fixture(autouse=True)
+def handlers():
+    """Commands leave theirs, which pytest is not to end by."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGHUP, signal.SIGTERM)}
+    yield
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
 @pytest.fixture
 def experiment(tmp_path):
     path = tmp_path / "experiment.toml"
@@ -196,13 +205,8 @@ def test_an_experiment_that_is_none_starts_nothing(tmp_path, capsys):
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_closed_terminal_ends_a_command_as_ctrl_c_does_and_once(number):
-    before = {one: signal.getsignal(one) for one in (signal.SIGHUP, signal.SIGTERM)}
-    try:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and stays so
-        _ends_whole()
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), number)
-        os.kill(os.getpid(), signal.SIGHUP)  # a second one does not cut the end short
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and stays so
+    _ends_whole()
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), number)
+    os.kill(os.getpid(), signal.SIGHUP)  # a second one does not cut the end short
