@@ -71,6 +71,10 @@ def flower(deadline=200, quorum=1.0):
     return FLOWER.format(deadline=deadline, quorum=quorum)
 
 
+#: A round of parties needs all of them: there is nothing to choose but how long it waits.
+PARTIES = 'engine = { name = "flower", patience = 300 }'
+
+
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     """Two nodes that talk to the SuperLink through `wire`, which keeps what crosses."""
@@ -120,7 +124,7 @@ def test_the_same_experiment_on_local_ray_and_flower_has_the_same_history(federa
         wave = CASES[first : first + AT_ONCE]
         for name, precision in wave:
             path = tmp_path / f"{name}-{precision}-flower.toml"
-            path.write_text(text(name, flower(), precision))
+            path.write_text(text(name, PARTIES if name.startswith("vertical") else flower(), precision))
             federation.submit(path, runs[name, precision])
         wait_for([runs[case] for case in wave], 900, errors)
     for case, path in runs.items():
