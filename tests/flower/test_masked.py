@@ -268,8 +268,9 @@ def test_an_upload_that_is_not_finite_stays_out(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(RunAtNode, "_stepped", broken)
     bad = {3}
-    plain = run(tmp_path / "a", values("fedavg", {}, rounds=2))
-    secure = run(tmp_path / "b", values("fedavg", SECURE, rounds=2))
+    five = {"quorum": 5 / 6}
+    plain = run(tmp_path / "a", values("fedavg", five, rounds=2))
+    secure = run(tmp_path / "b", values("fedavg", {**SECURE, **five}, rounds=2))
     assert same(plain, secure) < 1e-9
     assert "client 3 (3): upload refused: it is not finite" in caplog.text
     bad = set(range(CLIENTS))
