@@ -13,6 +13,8 @@ import argparse
 import json
 import os
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,7 +32,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
+server = ServerApp()
 
 
 @client.train()
@@ -176,6 +179,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=2, help="how often each runs, in turns")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the federation is taken down then too
     for name in options.models:
         model = MODELS[name]
         with tempfile.TemporaryDirectory() as place:

@@ -1,6 +1,6 @@
 """Local training of CNN1 on a Ray cluster of two workers, beside the engine `host` on the same cores.
 
-    python benchmarks/ray.py [--rounds 3]
+    python benchmarks/cluster.py [--rounds 3]
 
 Ten clients of 600 Fashion-MNIST rows each take part in a round, one epoch in batches of 50. Seconds are those of the
 clients' steps (timing=True), first rounds left out, in turns, best of several. Wanted: at least 0.8 of this machine's
