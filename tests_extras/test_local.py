@@ -1,4 +1,4 @@
-"""Flower's own tools on what fedpact writes for them, and a federation's folder; nothing is started here."""
+"""Flower's own tools on what fedpact writes for them, a federation's folder, and how it ends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -147,3 +148,18 @@ def test_up_tells_where_it_is_and_ends_with_the_terminal(tmp_path):
     assert "nodes: node-0, node-1" in first
     assert last == "stopped"
     assert done.returncode == 130
+
+
+def test_kill_9_of_up_ends_what_it_started(tmp_path):
+    """As an operator's terminal that is torn away: nothing could be cleaned up, and nothing stays."""
+    command = [sys.executable, "-m", "fedpact", "federation", "up", "--nodes", "1", "--folder", str(tmp_path / "f")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
+        assert "node-0" in up.stdout.readline()
+        watching = Local.__new__(Local)
+        watching.folder = tmp_path / "f"
+        assert len(watching.processes_of()) >= 2
+        up.kill()
+    until = time.monotonic() + 60
+    while left := watching.processes_of():
+        assert time.monotonic() < until, left
+        time.sleep(0.2)

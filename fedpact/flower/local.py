@@ -45,10 +45,17 @@ default = "fedpact"
 address = "{address}"
 root-certificates = {authority}
 """
+#: Becomes the command after its first argument, the starting process; ends when that one does, however it does (Linux).
+TIED = """import ctypes, os, sys
+getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)(1, 15)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])"""
 #: Seconds until a run that was submitted must have a server app, and without one until it counts as lost.
 STARTING, GONE = 30.0, 3.0
 #: Server apps that may be lost one after the other without a round between them.
 LOSSES = 5
+#: What was lost is up again after so many seconds; until then it is tried every few.
+UP, PAUSE = 15.0, 5.0
 PYPROJECT = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -240,6 +247,8 @@ class Local:
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.begun: dict[str, float] = {}  # when each was started
+        self.returning: set[str] = set()  # started again, and not up for long yet
         self.ports = {name: free_port() for name in self.configs}
         self.lock = _locked(self.folder)
         try:
@@ -265,10 +274,10 @@ class Local:
     # Processes
 
     def _launch(self, name: str, command: Sequence[str]) -> None:
-        log = (self.folder / "logs" / f"{name}.log").open("ab")
-        with log:
+        program = str(Path(sys.executable).parent / command[0])
+        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [str(Path(sys.executable).parent / command[0]), *command[1:]],
+                [sys.executable, "-S", "-c", TIED, str(os.getpid()), program, *command[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -276,6 +285,7 @@ class Local:
                 cwd=self.folder,
                 start_new_session=True,
             )
+        self.begun[name] = time.monotonic()
 
     def start(self) -> None:
         """Everything, and wait until it answers."""
@@ -386,15 +396,26 @@ class Local:
         return "unfinished"
 
     def mend(self) -> list[str]:
-        """Start again what has ended by itself; returns the names."""
-        lost = [name for name, process in self.processes.items() if process.poll() is not None]
-        for name in lost:
+        """Start again what has ended by itself; returns the names of those that were up before.
+
+        A SuperLink goes on knowing a dead SuperNode for half a minute and takes no other in its place: what ends as soon
+        as it is started is tried every few seconds.
+        """
+        now = time.monotonic()
+        for name, process in self.processes.items():
+            if process.poll() is None and now - self.begun[name] > UP:
+                self.returning.discard(name)
+        ended = [name for name, process in self.processes.items() if process.poll() is not None]
+        due = [name for name in ended if name not in self.returning or now - self.begun[name] > PAUSE]
+        for name in due:
             self.kill(name)
-        for name in sorted(lost, key=lambda name: name != "superlink"):
+        for name in sorted(due, key=lambda name: name != "superlink"):
             if name == "superlink":
                 self.start_superlink()
             else:
                 self.start_node(name)
+        lost = [name for name in due if name not in self.returning]
+        self.returning.update(due)
         return lost
 
     def finish(self, experiment: Path, run: Path, seconds: float, say: Callable[[str], None]) -> None:
