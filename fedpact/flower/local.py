@@ -398,7 +398,7 @@ class Local:
     def mend(self) -> list[str]:
         """Start again what has ended by itself; returns the names of those that were up before.
 
-        A SuperLink goes on knowing a dead SuperNode for half a minute and takes no other in its place: what ends as soon
+        A SuperLink knows a dead SuperNode for half a minute yet and takes no other in its place: what ends as soon
         as it is started is tried every few seconds.
         """
         now = time.monotonic()
