@@ -71,6 +71,15 @@ def unpack(content: bytes, kind: str | None = None) -> Message:
     return Message(told, header["values"], ordered)
 
 
+def usable(answer: Message | Refused) -> Message:
+    """An answer that can be looked at: none, or one that tells of a failure, is raised with its sentence."""
+    if isinstance(answer, Refused):
+        raise answer
+    if answer.kind == "error":
+        raise Refused(str(answer.values.get("sentence", "the node failed")))
+    return answer
+
+
 def checked(message: Message, shapes: Sequence[Any], who: str) -> list[np.ndarray]:
     """The arrays, if they are of these shapes and types. `shapes` have `shape` and `dtype`."""
     arrays = list(message.arrays)

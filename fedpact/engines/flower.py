@@ -40,7 +40,8 @@ from fedpact.core.contract import Batch, Cohort, Stepped, Streamed
 from fedpact.core.errors import ClientError, InvalidArgument, is_number, require, require_flags, require_one_of
 from fedpact.core.settings import plain_fields
 from fedpact.core.store import Store
-from fedpact.core.wire import Message, Refused, checked
+from fedpact.core.wire import Message, Refused, checked, usable
+from fedpact.engines.flower_round import Round, nothing
 
 log = logging.getLogger("fedpact")
 STALE, LATE = ("refuse", "restart"), ("drop", "use")
@@ -296,7 +297,7 @@ class FlowerEngine:
         endless: dict[int, list[np.ndarray]] = {}  # what is not finite is left out where others' is; alone, it counts
         for i in sorted(answers):
             try:
-                message = self._sound_answer(answers[i])
+                message = usable(answers[i])
                 if masked is not None:
                     finite = masked.add(i, message) and finite
                     continue
@@ -317,7 +318,7 @@ class FlowerEngine:
                 total = one if total is None else [a + b for a, b in zip(total, one, strict=True)]
         who = who or list(endless)
         if masked is not None:
-            total, who = masked.total() if finite else (_nothing(leaves), everyone)
+            total, who = masked.total() if finite else (nothing(leaves), everyone)
         count = len(who)
         if total is None:
             raise ClientError(f"round {t}, measure: nobody answered within {self.patience:g} s. Resume the run.")
@@ -360,13 +361,6 @@ class FlowerEngine:
             "keep": kept,
         }
 
-    def _sound_answer(self, answer: Any) -> Message:
-        if isinstance(answer, Refused):
-            raise answer
-        if answer.kind == "error":
-            raise Refused(str(answer.values.get("sentence", "the node failed")))
-        return answer
-
     def _all(self, questions: Mapping[int, Message], stage: str, masked: Sum | None = None) -> dict[int, Message]:
         """Everyone's answer, or the error that names who has none."""
         answers = (masked or self.link).ask(questions, self.patience, len(questions), self.patience)
@@ -374,7 +368,7 @@ class FlowerEngine:
             if i not in answers:
                 raise ClientError(f"{stage}: {self.name(i)} did not answer within {self.patience:g} s. Is it running?")
             try:
-                self._sound_answer(answers[i])
+                usable(answers[i])
             except Refused as refused:
                 raise ClientError(f"{stage}: {self.name(i)}: {refused}") from None
         return answers
@@ -407,164 +401,6 @@ class Away(Store):
         return new
 
 
-class Answer:
-    """An upload that was checked, with the version and digest of the state it left behind."""
-
-    def __init__(self, upload: Any, notes: Any, version: int, digest: str, finite: bool) -> None:
-        self.upload, self.notes, self.version, self.digest, self.finite = upload, notes, version, digest, finite
-
-
-class Round:
-    """One round's questions and what came of them."""
-
-    def __init__(
-        self, engine: FlowerEngine, clients: Away, upload: Any, notes: Any, t: int, sum_: Sum | None = None
-    ) -> None:
-        self.engine, self.clients, self.t, self.sum = engine, clients, t, sum_
-        self.shapes, self.tree = jax.tree.flatten(upload)
-        self.note_shapes, self.note_tree = jax.tree.flatten(notes)
-        self.came: dict[int, Answer] = {}
-        self.refused: dict[int, str] = {}
-        self.fresh: set[int] = set()  # who was asked to start again from the state of one that joins
-
-    def late(self, asked: set[int]) -> int:
-        """Answers of rounds that went on without them: used where the rule says so and nobody asks them again now."""
-        engine, used = self.engine, 0
-        for i, answer in engine.link.late():
-            if engine.late == "use" and i not in asked and i not in self.came:
-                used += self._take(i, answer, late=True)
-            else:
-                log.warning("round %d, %s: a late upload was dropped", self.t, engine.name(i))
-        return used
-
-    def ask(self, ids: Sequence[int], sent: Sequence[np.ndarray], drawn: int) -> None:
-        """Ask, take what is sound, and ask those again who have lost their state where the rule gives them one."""
-        engine = self.engine
-        enough, link = self._enough(drawn), self.sum or engine.link
-        again: list[int] = []
-        questions = {i: self._question(i, sent) for i in ids}
-        if questions:
-            answers = link.ask(questions, engine.deadline, min(enough, len(questions)), engine.patience)
-            for i in questions:
-                if i not in answers:
-                    log.warning("round %d, %s: no answer by the deadline; left out", self.t, engine.name(i))
-                elif self._lost(i, answers[i]):
-                    again.append(i)
-                else:
-                    self._take(i, answers[i])
-        if again:
-            self.fresh = set(again)
-            questions = {i: self._question(i, sent, fresh=True) for i in again}
-            answers = link.ask(questions, engine.deadline, len(questions), engine.deadline)
-            for i in questions:
-                if i in answers:
-                    self._take(i, answers[i])
-                else:
-                    log.warning("round %d, %s: no answer by the deadline; left out", self.t, engine.name(i))
-        answered = {i: one.finite for i, one in self.came.items() if i in ids}  # late ones are no part of the quorum
-        fine = sum(answered.values())
-        if fine < enough and (fine or len(answered) < enough):  # where nobody's is finite, the run has diverged
-            self.refused |= {i: "its upload is not finite" for i, finite in answered.items() if not finite}
-            told = "; ".join(f"{engine.name(i)}: {why}" for i, why in self.refused.items())
-            raise ClientError(
-                f"round {self.t}: at least {enough} of {drawn} clients must answer, got {fine}. "
-                f"{told + '. ' if told else ''}Start the missing nodes and resume, or lower the quorum."
-            )
-
-    def _enough(self, drawn: int) -> int:
-        """How many must answer, and stay in a masked sum."""
-        least = 1 if self.sum is None else self.sum.least
-        return max(least, math.ceil(self.engine.quorum * drawn)) if drawn else 0
-
-    def masked(self, sound: set[int], drawn: int) -> Any:
-        """In a secure run the uploads' sum, over those who stayed; the others are taken out of the round."""
-        if self.sum is None:
-            return None
-        if not sound:  # nobody came, or nobody's is finite
-            return jax.tree.unflatten(self.tree, _nothing(self.shapes))
-        total, stayed = self.sum.total(min(self._enough(drawn), len(sound)))
-        self.refused |= {i: why for i, why in self.sum.refused.items() if i not in stayed}
-        self.came = {i: self.came[i] for i in stayed}
-        sound &= set(stayed)
-        return jax.tree.unflatten(self.tree, total)
-
-    def _question(self, i: int, sent: Sequence[np.ndarray], fresh: bool = False) -> Message:
-        values = self.engine._told_of(self.clients, i, self.t)
-        values |= {"notes": self.engine.notes}
-        values |= {"version": 0, "digest": "", "fresh": True} if fresh else {}
-        return Message("step", values, sent)
-
-    def _lost(self, i: int, answer: Any) -> bool:
-        """Whether the node has not the state the server knows it by; what becomes of it is the rule's."""
-        if isinstance(answer, Refused) or answer.kind != "error" or answer.values.get("why") != "state":
-            return False
-        engine, name = self.engine, self.engine.name(i)
-        sentence = answer.values.get("sentence", "")
-        if engine.stale == "restart":
-            log.warning("round %d, %s: %s It starts again from the state of one that joins.", self.t, name, sentence)
-            return True
-        log.warning("round %d, %s: %s It is left out from now on.", self.t, name, sentence)
-        engine._running["out"].add(i)
-        return False
-
-    def _take(self, i: int, answer: Any, late: bool = False) -> bool:
-        """Check one answer and keep it; or refuse it, and say so."""
-        engine = self.engine
-        try:
-            message = engine._sound_answer(answer)
-            self.came[i] = self._checked(i, message, late)
-        except InvalidArgument as refused:
-            which = "late upload" if late else "upload"
-            log.warning("round %d, %s: %s refused: %s", self.t, engine.name(i), which, refused)
-            if not late:
-                self.refused[i] = str(refused)
-            return False
-        if late:
-            log.warning("round %d, %s: a late upload was used", self.t, engine.name(i))
-        return True
-
-    def _checked(self, i: int, message: Message, late: bool) -> Answer:
-        engine, who = self.engine, self.engine.name(i)
-        values = message.values
-        if message.kind != "step":
-            raise Refused(f"answer of {who} must be a step, got {message.kind!r}.")
-        if values.get("client") != i:
-            raise Refused(f"answer of {who} must be its own, got one of client {values.get('client')!r}.")
-        t = values.get("round")
-        if not isinstance(t, int) or (t >= self.t if late else t != self.t):
-            raise Refused(f"answer of {who} must be of round {self.t}, got one of round {t!r}.")
-        based = 0 if i in self.fresh else self.clients.versions.get(i, 0)
-        if values.get("based") != based:
-            raise Refused(f"answer of {who} must go on from version {based}, got {values.get('based')!r}.")
-        version, digest = values.get("version"), values.get("digest")
-        if not (isinstance(version, int) and version == t + 1 and isinstance(digest, str) and digest):
-            raise Refused(f"answer of {who} must tell its state's version and digest, got {version!r}, {digest!r}.")
-        noted = bool(values.get("notes"))
-        shapes = self.shapes if self.sum is None else []
-        arrays = checked(message, [*shapes, *(self.note_shapes if noted else ())], who)
-        own, rest = arrays[: len(shapes)], arrays[len(shapes) :]
-        finite = all(bool(np.isfinite(a).all()) for a in own if a.dtype.kind == "f")
-        size = math.sqrt(sum(float(np.sum(np.square(a, dtype=np.float64))) for a in own if a.dtype.kind == "f"))
-        if finite and size > engine.largest:
-            raise Refused(f"upload of {who} must be of norm at most {engine.largest:g}, got {size:g}.")
-        nothing = [np.full(s.shape, np.nan) for s in self.note_shapes]
-        notes = jax.tree.unflatten(self.note_tree, rest if noted else nothing)
-        if self.sum is not None:
-            return Answer(None, notes, version, digest, self.sum.add(i, message))
-        return Answer(jax.tree.unflatten(self.tree, own), notes, version, digest, finite)
-
-    def sound(self) -> set[int]:
-        """Whose uploads are finite. One that is not is refused where others are; alone, it ends the run."""
-        fine = {i for i, one in self.came.items() if one.finite}
-        if fine:
-            for i in sorted(set(self.came) - fine):
-                sentence = "it is not finite."
-                log.warning("round %d, %s: upload refused: %s", self.t, self.engine.name(i), sentence)
-                self.refused[i] = sentence
-                del self.came[i]
-        return fine
-
-
 def _counts(one: Round, late: int) -> dict[str, Any]:
     return {"refused_uploads": jnp.asarray(float(len(one.refused))), "late": jnp.asarray(float(late))}
 
@@ -578,11 +414,6 @@ def _nobody(upload: Any, notes: Any, combine: str, told: Mapping[str, Any]) -> S
     sent = zero(upload) if combine == "sum" else stack(upload)
     counts = {name: jnp.asarray(float(value)) for name, value in told.items()}
     return Stepped({}, sent, stack(notes), jnp.ones(1, bool), one, gathered, counts)
-
-
-def _nothing(shapes: Sequence[Any]) -> list[np.ndarray]:
-    """What stands for a sum with a number that is not finite."""
-    return [np.full(s.shape, np.nan if jnp.issubdtype(s.dtype, np.floating) else 0, s.dtype) for s in shapes]
 
 
 def _sent(tree: Any) -> Any:

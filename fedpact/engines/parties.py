@@ -29,7 +29,7 @@ from fedpact.core.errors import ClientError, InvalidArgument, require
 from fedpact.core.store import Store
 from fedpact.core.vector import Vector
 from fedpact.core.vertical import Answered, Block, Close, Closed, Layout, Split, conversation
-from fedpact.core.wire import Message, Refused, checked
+from fedpact.core.wire import Message, Refused, checked, usable
 from fedpact.engines.flower import FlowerEngine, Link
 from fedpact.engines.host import collected, stepped
 
@@ -152,10 +152,10 @@ class PartiesEngine:
                     f"{where}: {self.name(party)} did not answer within {self.patience:g} s, and a round needs every "
                     "party. Start it and resume the run."
                 )
-            found = answers[party]
-            if isinstance(found, Refused) or found.kind == "error":
-                sentence = str(found) if isinstance(found, Refused) else found.values.get("sentence")
-                raise ClientError(f"{where}, {self.name(party)}: {sentence}")
+            try:
+                usable(answers[party])
+            except Refused as refused:
+                raise ClientError(f"{where}, {self.name(party)}: {refused}") from None
         return answers
 
     def sound(self, answer: Message, shapes: Sequence[Any], party: int, where: str) -> list[np.ndarray]:

@@ -35,7 +35,7 @@ import numpy as np
 
 from fedpact.core.errors import ClientError, InvalidArgument, require
 from fedpact.core.files import write_atomic
-from fedpact.core.wire import Message, Refused
+from fedpact.core.wire import Message, Refused, usable
 from fedpact.flower.coding import CODINGS, Digits, Fixed, check_summable, flat, only_summed, size_of, unflat
 from fedpact.secure import Client, Server, Terms, Total, primitives
 from fedpact.secure.messages import Inbox, Keys, Masked, Request, Reveal, Roster, Shares
@@ -233,7 +233,7 @@ class Sum:
             if i not in answers:
                 self._log(i, kind, "no answer by the deadline; left out")
         came = {i: answers[i] for i in questions if i in answers}
-        self._take(came, lambda i, answer: read(i, _sound(answer)), enough, kind)
+        self._take(came, lambda i, answer: read(i, usable(answer)), enough, kind)
 
     def _take(self, answers: Mapping[int, Any], read: Callable[[int, Any], Any], enough: int, kind: str) -> None:
         """Give the protocol what is right of the answers, and go on if they are enough."""
@@ -288,14 +288,6 @@ class Sum:
 
 def _told(roster: Roster) -> dict[str, Any]:
     return {name: _hex({k.sender: getattr(k, name) for k in roster.keys}) for name in ("sealing", "masking")}
-
-
-def _sound(answer: Any) -> Message:
-    if isinstance(answer, Refused):
-        raise answer
-    if answer.kind == "error":
-        raise Refused(str(answer.values.get("sentence", "the node failed")))
-    return answer
 
 
 # The node

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedpact.algorithms import ALGORITHMS
 from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArgument, require
-from fedpact.core.wire import Message, Refused
+from fedpact.core.wire import Message, Refused, usable
 from fedpact.definition import Experiment, loop_of, start_of
 from fedpact.engines import FlowerEngine, PartiesEngine
 from fedpact.engines.flower import Link
@@ -51,10 +51,10 @@ def _ask(
     for i, message in questions.items():
         if i not in answers:
             raise ClientError(f"{message.kind}: node {link.names[i]!r} did not answer within {patience:g} s.")
-        found = answers[i]
-        if isinstance(found, Refused) or found.kind == "error":
-            sentence = str(found) if isinstance(found, Refused) else found.values.get("sentence")
-            raise ClientError(f"{message.kind}: node {link.names[i]!r}: {sentence}")
+        try:
+            usable(answers[i])
+        except Refused as refused:
+            raise ClientError(f"{message.kind}: node {link.names[i]!r}: {refused}") from None
     return answers
 
 

@@ -21,7 +21,7 @@ from flwr.serverapp import ServerApp
 from fedpact.core.errors import ClientError, FedpactError, InvalidArgument
 from fedpact.core.files import write_atomic
 from fedpact.core.wire import Message as Question
-from fedpact.core.wire import Refused
+from fedpact.core.wire import Refused, usable
 from fedpact.experiment import read
 from fedpact.flower.client import unwrapped, wrapped
 from fedpact.flower.links import Grid
@@ -55,18 +55,19 @@ def _gather(grid: Any, link: Grid, values: Any, wanted: int, wait: float) -> lis
     link.nodes, link.names = ids[:], [str(i) for i in ids]
     hello = Question("hello", {"experiment": dict(values)})
     answers = link.ask(dict.fromkeys(range(len(ids)), hello), wait, wanted, wait)
-    said = {k: one.values for k, one in answers.items() if not isinstance(one, Exception) and one.kind == "hello"}
+    said = {}
     for k, one in answers.items():
-        if k not in said:
-            sentence = str(one) if isinstance(one, Exception) else one.values.get("sentence")
-            log.error("node %s: %s", link.names[k], sentence)
+        try:
+            said[k] = usable(one).values
+        except Refused as refused:
+            log.error("node %s: %s", link.names[k], refused)
     if len(said) < wanted:
         raise ClientError(f"nodes must be {wanted}, got {len(said)} that are ready. Mend or start the others.")
     kept = sorted(said)[:wanted]
     order = numbered([said[k] for k in kept])
     link.nodes = [ids[kept[k]] for k in order]
     link.names = [str(said[kept[k]]["name"]) for k in order]
-    return [said[kept[k]]["survey"] for k in order]
+    return [said[kept[k]].get("survey") for k in order]  # looked at where it is used
 
 
 def _log_here() -> None:
