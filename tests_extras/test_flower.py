@@ -273,6 +273,11 @@ def harmed(faults, folder, rounds, seconds, rng, say):
         federation.finish(path, run, seconds, say)
         thread.join()
     assert federation.processes_of() == []
+    if kill_resident in faults:
+        assert (
+            "the node's process was lost; another is started"
+            in (federation.folder / "state" / "a" / "node.log").read_text()
+        )
     one = simulated("fedadmm", folder, rounds=rounds)
     found = Run.load(run)
     assert abs(found.history.end("objective") - one.history.end("objective")) < 1e-6

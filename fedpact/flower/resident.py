@@ -109,6 +109,11 @@ def _start(folder: Path, config: dict[str, Any]) -> Any:
     own_folder(folder)
     told = json.dumps({"config": config, "folder": str(folder), "parent": os.getppid()})
     with (folder / "node.log").open("ab") as log:
+        if _socket_path(folder).exists():  # one that ends by itself takes its socket away
+            line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} the node's process was lost; another is started\n"
+            log.write(line.encode())
+            log.flush()
+            sys.stderr.write(line)
         return subprocess.Popen(
             [sys.executable, "-m", "fedpact.flower.resident", told],
             stdin=subprocess.DEVNULL,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import stat
 import time
+from pathlib import Path
 
 import pytest
 from helpers_nodes import federated, nodes
 
 from fedpact.core.errors import ClientError
+from fedpact.core.wire import unpack
 from fedpact.flower import resident
 from fedpact.flower.links import Direct
 from fedpact.flower.node import Node
@@ -73,3 +78,27 @@ def test_a_folder_that_cannot_be_made_says_so(at):
     (at / "file").write_text("")
     with pytest.raises(OSError, match=r"output folder must be writable, got .*file/n"):
         resident.ask({"name": "n", "state": str(at / "file" / "n")}, b"")
+
+
+def test_a_process_that_was_lost_is_started_again_and_its_log_says_so(tmp_path):
+    config = {"name": "n", "state": str(tmp_path / "n")}
+    log = tmp_path / "n" / "node.log"
+    try:
+        first = unpack(resident.ask(config, b""))
+        assert first.kind == "error"
+        assert "was lost" not in log.read_text()
+        end(tmp_path)
+        assert unpack(resident.ask(config, b"")) == first
+        assert log.read_text().count("the node's process was lost; another is started") == 1
+    finally:
+        end(tmp_path)
+        resident._socket_path(tmp_path / "n").unlink(missing_ok=True)
+
+
+def end(place):
+    """kill -9 of the node's process in this folder."""
+    for at in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            command = (at / "cmdline").read_bytes() if at.name.isdigit() else b""
+            if b"fedpact.flower.resident" in command and str(place).encode() in command:
+                os.kill(int(at.name), signal.SIGKILL)
