@@ -9,6 +9,8 @@ import random
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -24,7 +26,8 @@ from sklearn.datasets import load_breast_cancer
 
 import fedpact as fp
 from fedpact.experiment import build, read
-from fedpact.flower.local import NAME, Local, make_certificates, make_node_key
+from fedpact.flower.local import MARK, NAME, Local, make_certificates, make_node_key
+from fedpact.flower.operators import write_all
 from fedpact.run import Run, execute
 
 ALGORITHMS = {
@@ -327,3 +330,48 @@ def test_a_node_that_hangs_is_left_out_by_the_deadline_and_the_run_goes_on(tmp_p
     assert history.column("missing")[-1] == 1
     assert history.column("participants")[-1] == 1
     assert history.column("measured")[-1] == 0.5
+
+
+def test_the_files_that_init_writes_make_a_federation(tmp_path):
+    """As its README says: server.sh, a node.sh at each node, run.sh; nodes come before their keys are let in."""
+    experiment, folder = tmp_path / "experiment.toml", tmp_path / "a place" / "federation"
+    experiment.write_text(
+        '[data]\ntarget = "outcome"\n[problem]\nname = "logistic"\n[algorithm]\nname = "fedavg"\n'
+        '[run]\nrounds = 1\nengine = { name = "flower" }\n'
+    )
+    write_all(folder, experiment, "localhost", _free(), ["lab", "ward"])
+    server = folder / "server.sh"
+    server.write_text(server.read_text().replace("0.0.0.0", "127.0.0.1"))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    everyone = {**os.environ, "PATH": path, MARK: f"{folder}:"}
+    logs = {name: tmp_path / f"{name}.log" for name in ("server", "lab", "ward")}
+    started = []
+    try:
+        for name, log in logs.items():
+            at = folder / "nodes" / name
+            if name != "server":
+                ages = np.random.default_rng(len(name)).integers(20, 80, 40)
+                rows = [f"{age},{'ill' if age > 50 else 'well'}" for age in ages]
+                (at / "rows.csv").write_text("\n".join(["age,outcome", *rows]))
+            script = server if name == "server" else at / "node.sh"
+            with log.open("wb") as file:
+                own = {**everyone, "PORT": str(_free())}
+                started.append(subprocess.Popen(["sh", str(script)], stdout=file, stderr=file, env=own))
+        _until(lambda: all("was not let in" in logs[name].read_text() for name in ("lab", "ward")), 90)
+        run = ["sh", str(folder / "run.sh")]
+        told = subprocess.run(run, env=everyone, capture_output=True, text=True, timeout=300)
+        assert Run.load(folder / "run").history.rounds == 1, told.stdout + told.stderr
+    finally:
+        for process in reversed(started):
+            process.terminate()
+    watching = Local.__new__(Local)
+    watching.folder = folder
+    _until(lambda: watching.processes_of() == [], 60)
+    assert [process.wait(1) for process in started][1:] == [143, 143]
+
+
+def _until(holds, seconds):
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.5)

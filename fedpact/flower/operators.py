@@ -29,7 +29,7 @@ cd "$(dirname "$0")" || exit 1
   --enable-supernode-auth --database superlink.db --host 0.0.0.0 --port {port} {no_install}
 """
 RUN = """#!/bin/sh
-# On the server, once the nodes are up: let their keys in, and run the experiment. A run that was cut is resumed.
+# On the server: let the nodes' keys in, wait for them, and run the experiment. A run that was cut is resumed.
 cd "$(dirname "$0")" || exit 1
 {environment}mkdir -p "$FLWR_HOME"
 AUTHORITY=$(printf %s "$PWD/ca.pem" | sed 's/[\\\\"]/\\\\&/g')  # flwr takes whole paths only, and the folder may move
@@ -38,13 +38,27 @@ cat > "$FLWR_HOME/config.toml" <<END
 for key in nodes/*.pub; do flwr supernode register "$key" {name}; done
 exec flwr run app {name} --stream
 """
+#: Where nodes hand out their work, each on its own machine; nodes of one machine need one each.
+OWN = 9094
 NODE = """#!/bin/sh
-# At {name}: start the node. CSV is its table; STATE is where it keeps its state, which must outlive the process.
+# At {name}: start the node. CSV is its table; STATE is where it keeps its state, which must outlive the process;
+# PORT, on this machine alone, is where it hands out its work.
+# The server lets in no key that run.sh has not registered, and for a minute no node that was killed: it is tried again.
 cd "$(dirname "$0")" || exit 1
 CSV="${{CSV:-$PWD/rows.csv}}"
 STATE="${{STATE:-$PWD/state}}"
-{environment}exec flower-supernode --superlink {host}:{port} --root-certificates ca.pem \\
-  --auth-supernode-private-key {name}.key --node-config "name=\\"{name}\\" csv=\\"$CSV\\" state=\\"$STATE\\""
+PORT="${{PORT:-{own}}}"
+{environment}trap 'trap "" INT TERM HUP; kill $CHILD 2> /dev/null; wait $CHILD; exit 143' INT TERM HUP
+while :; do
+  flower-supernode --superlink {host}:{port} --host 127.0.0.1 --port "$PORT" --root-certificates ca.pem \\
+    --auth-supernode-private-key {name}.key --node-config "name=\\"{name}\\" csv=\\"$CSV\\" state=\\"$STATE\\"" &
+  CHILD=$!
+  wait $CHILD && exit 0
+  echo "{name} was not let in, or was lost. It is tried again in 5 s; the server's run.sh registers its key." >&2
+  sleep 5 &
+  CHILD=$!
+  wait $CHILD
+done
 """
 README = """The files of a federation, by who gets them. docs/how-to-federate.md walks through it.
 
@@ -68,7 +82,7 @@ def write_all(folder: Path, experiment: Path, host: str, port: int, names: Seque
     twice = sorted({name for name in names if names.count(name) > 1})
     require(not twice, "names of nodes", "distinct", twice)
     make_folder(folder)
-    make_certificates(folder, [host, "localhost"] if host != "localhost" else ["localhost"])
+    make_certificates(folder, list(dict.fromkeys([host, "localhost", "127.0.0.1"])))  # SuperLinks ask themselves too
     app = write_app(folder, "app/experiment.toml", "run", len(names))
     shutil.copyfile(experiment, app / "experiment.toml")
     connection = CONNECTION.format(address=f"localhost:{port}", authority='"$AUTHORITY"')
@@ -76,14 +90,14 @@ def write_all(folder: Path, experiment: Path, host: str, port: int, names: Seque
         "server.sh": SERVER.format(environment=ENVIRONMENT, port=port, no_install=NO_INSTALL),
         "run.sh": RUN.format(environment=ENVIRONMENT, name=NAME, connection=connection),
     }
-    for name in names:
+    for k, name in enumerate(names):
         own = folder / "nodes" / name
         make_folder(own)
         if not (folder / "nodes" / f"{name}.pub").is_file():  # whose private key is where it belongs
             make_node_key(folder, name, own / f"{name}.key")
         write_atomic(own / "ca.pem", (folder / "ca.pem").read_bytes())
         at = f"[{host}]" if ":" in host else host
-        text = NODE.format(name=name, host=at, port=port, environment=ENVIRONMENT)
+        text = NODE.format(name=name, host=at, port=port, own=OWN + k, environment=ENVIRONMENT)
         scripts[f"nodes/{name}/node.sh"] = text
     told = "\n".join(f"At {name}: nodes/{name}/ (its key, ca.pem, node.sh)." for name in names)
     write_atomic(folder / "README.txt", README.format(host=host, nodes=told).encode())
