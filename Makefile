@@ -43,8 +43,9 @@ drills-one: dev  # of each kind one
 test-extras: extras  # networks of PyTorch, Flax and Equinox; a Ray cluster; a Flower federation; sums on ciphertexts
 	$(BIN)/python -m pytest tests_extras
 
-drills-network: extras  # every process of a real federation and of a Ray cluster killed at three random moments; the log is kept
-	FEDPACT_MOMENTS=3 $(BIN)/python -m pytest tests_extras/test_flower.py tests_extras/test_ray.py -k killed -s -v | tee docs/drills.log
+drills-network: extras  # every process of a real federation and of a Ray cluster killed at three random moments, and messages that go wrong; the log is kept
+	{ FEDPACT_MOMENTS=3 $(BIN)/python -m pytest tests_extras/test_flower.py tests_extras/test_ray.py -k killed -s -vv && \
+	$(BIN)/python -m pytest tests/flower/test_nodes.py -vv; } | sed -u 's/\x1b\[33m(raylet).*//' | tee docs/drills.log
 
 check: dev
 	$(BIN)/ruff format --check .
