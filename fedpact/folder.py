@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from fedpact.privacy.ledger import FILE, Head, Ledger
 
 #: Seconds of computing between two checkpoints.
 CHECKPOINT_SECONDS = 5.0
+#: Where a checkpoint takes long (many large client states), so many times as long lies between two.
+CHECKPOINT_COST = 20.0
 #: What says that a run is finished; result.json first, so that nothing reads as finished that is not whole.
 END = ("result.json", "report.html", "model.bin")
 LOCK = ".lock"
@@ -137,7 +140,7 @@ class RunFolder:
     def __init__(self, folder: Path, experiment: Any, resuming: bool, source: Mapping[str, Any] | None = None) -> None:
         problem_name(trained(experiment.problem))  # the end saves a model: refuse now what could not be saved then
         self.folder, self.settings = folder, experiment.digest()
-        self.written, self.saved_at = 0, -math.inf
+        self.written, self.saved_at, self.cost = 0, -math.inf, 0.0
         self._often = getattr(experiment.engine, "every_round", False)
         self.last: tuple[Any, History, float] | None = None
         self._resumed: Resumed | None = None
@@ -278,19 +281,21 @@ class RunFolder:
         append_synced(self.folder / "history.csv", rows)
         self._text.update(rows)
         self.written, self.last = len(history), (carry, history, elapsed)
-        if self._often or elapsed - self.saved_at >= CHECKPOINT_SECONDS or self.saved_at == -math.inf:
+        pause = max(CHECKPOINT_SECONDS, CHECKPOINT_COST * self.cost)
+        if self._often or elapsed - self.saved_at >= pause or self.saved_at == -math.inf:
             self.save()
 
     def save(self) -> None:
         """Checkpoint the last block's end."""
         if self.last is None:
             return
+        begun = time.perf_counter()
         carry, history, elapsed = self.last
         size = (self.folder / "history.csv").stat().st_size
         text = self._text.hexdigest()
         head = None if self._ledger is None else self._ledger.head
         checkpoint.save(self.folder, jax.device_get(carry), self.settings, history.rounds, size, elapsed, text, head)
-        self.saved_at, self.last = elapsed, None
+        self.saved_at, self.last, self.cost = elapsed, None, time.perf_counter() - begun
 
     def finish(self, result: Any) -> None:
         """Save the end, the model and the result."""

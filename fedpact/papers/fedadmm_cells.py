@@ -7,8 +7,9 @@ the clients takes part in a round; E_i is drawn from 1..E for FedProx and, unles
 seed 0, test accuracy), then run on one seed for up to three times FedADMM's rounds; beyond, they are "> n".
 
 Every finished run is a row of results.csv: what it was, its accuracies, hours, source, commit and machine. A run that
-is there is not run again, so a table can be filled over days, and what its tuning chose holds for the other seeds of
-its entry; what is missing is "not run", with an estimate of its hours.
+is there is not run again, one that was cut goes on from its checkpoint in `under-way/` beside the file, so a table can
+be filled over days, and what its tuning chose holds for the other seeds of its entry; what is missing is "not run",
+with an estimate of its hours.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import io
 import json
 import math
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -283,13 +286,14 @@ def fill(study: Study, results: Results, entries: list[Entry], until: float) -> 
 def _run(study: Study, results: Results, entry: Entry, seed: int, most: int) -> None:
     cell, target = entry.cell, TARGETS[entry.cell.dataset]
     settings, tuning = chosen(study, results, entry)
-    begun = time.perf_counter()
     stop = Target("test_accuracy", target, above=True) if entry.to_target else None
     options: dict[str, Any] = {"participation": PARTICIPATION, "rounds": most, "seed": seed, "stop": stop}
     options["engine"] = ENGINE
-    one = run(settings, cell.problem, cell.federation(seed), progress=None, **options)
-    uninterrupted(one, "It is not kept; the runs before it are.")
-    hours = (time.perf_counter() - begun) / 3600
+    decided = json.dumps([cell.name, _plain(settings), seed, most, entry.to_target, results.source], sort_keys=True)
+    own = results.path.parent / "under-way" / sha256(decided.encode()).hexdigest()[:16]
+    one = run(settings, cell.problem, cell.federation(seed), progress=None, folder=own, resume=True, **options)
+    uninterrupted(one, "Give the same command to go on with it.")
+    hours = one.history.end("seconds") / 3600
     accuracies = one.history.column("test_accuracy")
     reached = next((t for t, a in enumerate(accuracies) if a >= target), None)
     more = {"outcome": one.outcome, "to_target": entry.to_target, "tuning_hours": round(tuning, 4)}
@@ -310,6 +314,7 @@ def _run(study: Study, results: Results, entry: Entry, seed: int, most: int) -> 
             "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
     )
+    shutil.rmtree(own, ignore_errors=True)
     study.say(f"{cell.name}, {entry.name}, seed {seed}: {_told(reached, most)}, {accuracies[-1]:.3f}, {hours:.2f} h")
 
 

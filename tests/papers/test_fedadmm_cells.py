@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from types import SimpleNamespace
@@ -9,12 +10,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedpact.algorithms import FedAvg, FedSGD
+from fedpact import data
+from fedpact.algorithms import FedADMM, FedAvg, FedSGD
 from fedpact.core.stop import Outcome, Target
+from fedpact.folder import RunFolder
 from fedpact.papers import fedadmm
 from fedpact.papers import fedadmm_cells as cells
 from fedpact.papers.fedadmm_cells import COLUMNS, Cell, Entry, Results, admm, baselines
 from fedpact.papers.study import Study
+from fedpact.problems import TwoLayer
 
 CELL = Cell("mnist", 100, "iid")
 ROUND = 60_000 * 0.1 * 5 + 10_000 / 3  # samples of a round of five epochs, and the test set forward only
@@ -146,7 +150,7 @@ def faked(monkeypatch):
     def run(settings, problem, federation, **options):
         calls.runs.append((settings.rate, options))
         accuracy = np.array([0.1, 0.5, 0.9, 0.98])
-        history = SimpleNamespace(column=lambda name: accuracy)
+        history = SimpleNamespace(column=lambda name: accuracy, end=lambda name: 36.0)
         return SimpleNamespace(history=history, outcome_kind=Outcome.STOPPED, outcome="the target was met", name="")
 
     monkeypatch.setattr(cells, "tune", tune)
@@ -186,6 +190,36 @@ def test_a_run_that_was_interrupted_is_no_row(study, results, faked, monkeypatch
     with pytest.raises(KeyboardInterrupt, match="interrupted in FedADMM, after 1 rounds"):
         cells.fill(study, results, [mine(rate=0.1)], math.inf)
     assert results.rows == []
+
+
+def test_a_run_that_was_cut_goes_on_from_its_checkpoint(study, results, monkeypatch):
+    """A real one, on a small network: cut in round 2, it ends as one that was not, and its folder is gone."""
+    entry = Entry(CELL, "FedADMM", FedADMM(batch=5, rate=0.1), seeds=1, most=4, to_target=False)
+    x, y = np.random.default_rng(0).normal(size=(200, 5)), np.arange(200) % 2
+    dataset = dataclasses.replace(data.from_arrays(x, y), test=np.arange(50))
+    monkeypatch.setattr(cells, "available", lambda dataset: True)
+    monkeypatch.setattr(Cell, "federation", lambda self, seed: dataset.split(clients=20, seed=seed))
+    monkeypatch.setattr(Cell, "problem", property(lambda self: TwoLayer(inputs=5, hidden=3, classes=2)))
+    whole = Results(results.path.with_name("other") / "results.csv", "now")
+    cells.fill(study, whole, [entry], math.inf)
+    save, saved = RunFolder.save, []
+
+    def cut(self):
+        save(self)
+        saved.append(self.begun)
+        if len(saved) == 2:
+            raise MemoryError
+
+    monkeypatch.setattr("fedpact.folder.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("fedpact.folder.CHECKPOINT_COST", 0.0)
+    monkeypatch.setattr(RunFolder, "save", cut)
+    with pytest.raises(MemoryError):
+        cells.fill(study, results, [entry], math.inf)
+    assert results.rows == []
+    cells.fill(study, results, [entry], math.inf)
+    assert saved[-1] > 0, "it did not begin anew"
+    assert [row["accuracies"] for row in results.rows] == [row["accuracies"] for row in whole.rows]
+    assert list((results.path.parent / "under-way").iterdir()) == []
 
 
 # Tables and claims
