@@ -22,7 +22,7 @@ LONG = frozenset((Path(__file__).parent / "drills.txt").read_text(encoding="utf-
 
 
 def pytest_addoption(parser):
-    parser.addoption("--one-of-each", action="store_true", help="of every drill's parameters the first only")
+    parser.addoption("--one-of-each", action="store_true", help="of every drill's parameters, and of the results of a paper, the first only")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -32,7 +32,8 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("--one-of-each"):
         first, others = {}, []
         for item in items:
-            kind = (item.path, getattr(item, "originalname", item.name))
+            results = item.path.stem.endswith("_results")  # a paper's figures are of one kind
+            kind = (item.path, "" if results else getattr(item, "originalname", item.name))
             if item.get_closest_marker("drill") and first.setdefault(kind, item) is not item:
                 others.append(item)
         config.hook.pytest_deselected(items=others)
