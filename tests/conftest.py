@@ -22,7 +22,7 @@ LONG = frozenset((Path(__file__).parent / "drills.txt").read_text(encoding="utf-
 
 
 def pytest_addoption(parser):
-    parser.addoption("--one-of-each", action="store_true", help="of every drill's parameters, and of the results of a paper, the first only")
+    parser.addoption("--one-of-each", action="store_true", help="one drill of each kind that `make test` has none of")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -30,15 +30,21 @@ def pytest_collection_modifyitems(config, items):
         if item.nodeid in LONG:
             item.add_marker(pytest.mark.drill)
     if config.getoption("--one-of-each"):
-        first, others = {}, []
-        for item in items:
-            results = item.path.stem.endswith("_results")  # a paper's figures are of one kind
-            kind = (item.path, "" if results else getattr(item, "originalname", item.name))
-            if item.get_closest_marker("drill") and first.setdefault(kind, item) is not item:
-                others.append(item)
+        kinds = {id(item): _kind(item) for item in items}
+        first = {kinds[id(item)]: item for item in items if not item.get_closest_marker("drill")}  # make test has it
+        others = [
+            item
+            for item in items
+            if item.get_closest_marker("drill") and first.setdefault(kinds[id(item)], item) is not item
+        ]
         config.hook.pytest_deselected(items=others)
         dropped = set(map(id, others))
         items[:] = [item for item in items if id(item) not in dropped]
+
+
+def _kind(item):
+    """A test without its parameters; the results of a paper are of one kind."""
+    return item.path, "" if item.path.stem.endswith("_results") else getattr(item, "originalname", item.name)
 
 
 @pytest.fixture(scope="session", autouse=True)
