@@ -13,8 +13,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -179,7 +177,6 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=2, help="how often each runs, in turns")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the federation is taken down then too
     for name in options.models:
         model = MODELS[name]
         with tempfile.TemporaryDirectory() as place:

@@ -6,10 +6,10 @@ the clients takes part in a round; E_i is drawn from 1..E for FedProx and, unles
 `printed` is Algorithm 1 as it stands. Baselines are tuned by successive halving over the paper's grid (five rounds,
 seed 0, test accuracy), then run on one seed for up to three times FedADMM's rounds; beyond, they are "> n".
 
-Every finished run is a row of results.csv: what it was, its accuracies, hours, source, commit and machine. A run that
-is there is not run again, one that was cut goes on from its checkpoint in `under-way/` beside the file, so a table can
-be filled over days, and what its tuning chose holds for the other seeds of its entry; what is missing is "not run",
-with an estimate of its hours.
+Every finished run is a row of results.csv: what it was, its accuracies, hours of computing (over all sessions), source,
+commit and machine. A run that is there is not run again, one that was cut goes on from its checkpoint in `under-way/`
+beside the file, so a table can be filled over days, and what its tuning chose holds for the other seeds of its entry;
+what is missing is "not run", with an estimate of its hours.
 """
 
 from __future__ import annotations
