@@ -34,8 +34,8 @@ from fedpact.privacy.ledger import FILE, Head, Ledger
 
 #: Seconds of computing between two checkpoints.
 CHECKPOINT_SECONDS = 5.0
-#: Where a checkpoint takes long (many large client states), so many times as long lies between two.
-CHECKPOINT_COST = 20.0
+#: What a checkpoint may take for that. Where it takes longer (many large client states), two are further apart.
+CHECKPOINT_COST = 0.25
 #: What says that a run is finished; result.json first, so that nothing reads as finished that is not whole.
 END = ("result.json", "report.html", "model.bin")
 LOCK = ".lock"
@@ -281,7 +281,7 @@ class RunFolder:
         append_synced(self.folder / "history.csv", rows)
         self._text.update(rows)
         self.written, self.last = len(history), (carry, history, elapsed)
-        pause = max(CHECKPOINT_SECONDS, CHECKPOINT_COST * self.cost)
+        pause = CHECKPOINT_SECONDS * max(1.0, self.cost / CHECKPOINT_COST)
         if self._often or elapsed - self.saved_at >= pause or self.saved_at == -math.inf:
             self.save()
 

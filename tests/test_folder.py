@@ -14,6 +14,7 @@ from helpers_experiment import experiment, same_bits, tree, whole, write_csv, wr
 from helpers_refused import refused
 
 import fedpact as fp
+from fedpact.core import checkpoint
 from fedpact.core.errors import ClientError, InvalidArgument, OutputError
 from fedpact.experiment import build, read
 from fedpact.problems import PROBLEMS
@@ -173,3 +174,17 @@ def test_a_failure_of_any_kind_before_the_first_round_leaves_nothing(people, tmp
     with pytest.raises(kind, match=text):
         fp.run(fp.FedAvg(), Failing(), experiment.federation, rounds=2, folder=tmp_path / "run", engine=engine)
     assert not (tmp_path / "run").exists()
+
+
+def test_checkpoints_that_take_long_are_further_apart(tmp_path, monkeypatch):
+    """One after every block of rounds; where that costs too much the first and the end."""
+    save, found = checkpoint.save, {}
+    federation = fp.data.breast_cancer().split(clients=2)
+    monkeypatch.setattr("fedpact.folder.CHECKPOINT_SECONDS", 1e-6)
+    for cheap in (1e9, 1e-9):
+        times = found.setdefault(cheap, [])
+        record = lambda *given, times=times: (save(*given), times.append(given[3]))
+        monkeypatch.setattr("fedpact.folder.checkpoint.save", record)
+        monkeypatch.setattr("fedpact.folder.CHECKPOINT_COST", cheap)
+        fp.run(fp.FedAvg(), fp.Logistic(), federation, rounds=9, engine="debug", folder=tmp_path / f"{cheap:g}")
+    assert len(found[1e9]) > len(found[1e-9]) == 2

@@ -211,7 +211,6 @@ def test_a_run_that_was_cut_goes_on_from_its_checkpoint(study, results, monkeypa
             raise MemoryError
 
     monkeypatch.setattr("fedpact.folder.CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr("fedpact.folder.CHECKPOINT_COST", 0.0)
     monkeypatch.setattr(RunFolder, "save", cut)
     with pytest.raises(MemoryError):
         cells.fill(study, results, [entry], math.inf)
