@@ -26,7 +26,7 @@ from sklearn.datasets import load_breast_cancer
 
 import fedpact as fp
 from fedpact.experiment import build, read
-from fedpact.flower.local import MARK, NAME, Local, make_certificates, make_node_key
+from fedpact.flower.local import MARK, NAME, Local, make_certificates, make_node_key, processes_of
 from fedpact.flower.operators import write_all
 from fedpact.run import Run, execute
 
@@ -364,9 +364,7 @@ def test_the_files_that_init_writes_make_a_federation(tmp_path):
     finally:
         for process in reversed(started):
             process.terminate()
-    watching = Local.__new__(Local)
-    watching.folder = folder
-    _until(lambda: watching.processes_of() == [], 60)
+    _until(lambda: processes_of(folder) == [], 60)
     assert [process.wait(1) for process in started][1:] == [143, 143]
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("cryptography")
 from fedpact.cli import main
 from fedpact.core.errors import ClientError, InvalidArgument, OutputError
 from fedpact.flower import local
-from fedpact.flower.local import Local
+from fedpact.flower.local import Local, processes_of
 from fedpact.flower.operators import write_all
 
 EXPERIMENT = '[data]\nname = "breast_cancer"\n[problem]\nname = "logistic"\n[algorithm]\nname = "fedavg"\n'
@@ -155,11 +155,9 @@ def test_kill_9_of_up_ends_what_it_started(tmp_path):
     command = [sys.executable, "-m", "fedpact", "federation", "up", "--nodes", "1", "--folder", str(tmp_path / "f")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
         assert "node-0" in up.stdout.readline()
-        watching = Local.__new__(Local)
-        watching.folder = tmp_path / "f"
-        assert len(watching.processes_of()) >= 2
+        assert len(processes_of(tmp_path / "f")) >= 2
         up.kill()
     until = time.monotonic() + 60
-    while left := watching.processes_of():
+    while left := processes_of(tmp_path / "f"):
         assert time.monotonic() < until, left
         time.sleep(0.2)

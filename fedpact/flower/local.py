@@ -455,15 +455,7 @@ class Local:
 
     def processes_of(self, name: str | None = None, word: str = "") -> list[int]:
         """What runs for one of the processes started here, or for all; with `word` in its command."""
-        mark = f"{MARK}={self.folder}:{'' if name is None else name + chr(0)}".encode()
-        found = []
-        for place in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if not place.name.isdigit() or mark not in (place / "environ").read_bytes() + b"\0":
-                    continue
-                if word.encode() in (place / "cmdline").read_bytes().replace(b"\0", b" "):
-                    found.append(int(place.name))
-        return found
+        return processes_of(self.folder, name, word)
 
     def kill(self, name: str) -> None:
         """kill -9 of one process and of what it started."""
@@ -503,6 +495,19 @@ def _shown(run: Path, before: int, say: Callable[[str], None]) -> int:
         say(f"round {last}")
         return int(last)
     return before
+
+
+def processes_of(folder: Path, name: str | None = None, word: str = "") -> list[int]:
+    """What runs for the federation of this folder, or for one of its processes; with `word` in its command."""
+    mark = f"{MARK}={folder}:{'' if name is None else name + chr(0)}".encode()
+    found = []
+    for place in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if not place.name.isdigit() or mark not in (place / "environ").read_bytes() + b"\0":
+                continue
+            if word.encode() in (place / "cmdline").read_bytes().replace(b"\0", b" "):
+                found.append(int(place.name))
+    return found
 
 
 def _signal(processes: Sequence[int], number: int) -> None:
