@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedpact.algorithms import FedAvg
 from fedpact.core.history import History
 from fedpact.papers.claims import Claim
 from fedpact.papers.fedadmm_cells import (
@@ -52,6 +53,8 @@ PRINTED = {
     "cifar-1000-noniid": (202, 9, 50, 68, 101),
 }
 ORDER = ("FedSGD", "FedADMM", "FedAvg", "FedProx", "SCAFFOLD")
+#: How FedADMM trains where E and B of the paper do not get to its rounds; the trials are in docs/papers_admm.md.
+FOUND = {"mnist-100-noniid": {"epochs": 5, "batch": 10, "rate": 0.05, "momentum": 0.0, "eta": 0.5}}
 
 
 def cell_of(name: str) -> Cell:
@@ -72,12 +75,19 @@ def _table3_entries() -> list[Entry]:
     for name in PRINTED:
         cell = cell_of(name)
         epochs, batch = _local_work(cell)
-        mine = admm(cell, epochs, batch, seeds=3, expected=PRINTED[name][1], vary=False)
-        drawn = admm(cell, epochs, batch).settings
-        printed = admm(cell, epochs, batch, preset="printed").settings
-        entries += [mine, Entry(cell, "FedADMM, E_i drawn", drawn, tuned=True, after=mine)]
-        entries += [Entry(cell, "FedADMM as printed", printed, tuned=True, after=mine)]
+        own = {"epochs": epochs, "batch": batch, **FOUND.get(name, {})}
+        mine = admm(cell, **own, seeds=3, expected=PRINTED[name][1], vary=False)
+        beside = {
+            "FedADMM, E_i drawn": admm(cell, epochs, batch),
+            "FedADMM as printed": admm(cell, epochs, batch, preset="printed"),
+        }
+        if name in FOUND:
+            beside["FedADMM, E and B of the paper"] = admm(cell, epochs, batch, vary=False)
+        entries += [mine, *(Entry(cell, label, e.settings, tuned=True, after=mine) for label, e in beside.items())]
         entries += baselines(cell, epochs, batch, mine)
+        if name in FOUND:
+            same = FedAvg(step=own["rate"], epochs=own["epochs"], batch=own["batch"])
+            entries.append(Entry(cell, "FedAvg, E, B and rate of FedADMM", same, after=mine))
     return entries
 
 
@@ -87,7 +97,8 @@ def table3(study: Study, cells: list[str] | None, hours: float) -> dict[str, Any
     rows = [_row(results, entry, PRINTED[entry.cell.name]) for entry in entries]
     claims = [claim for name in dict.fromkeys(e.cell.name for e in entries) for claim in _best(results, entries, name)]
     lead = (
-        f"{LEAD} FedADMM trains E epochs here, as FedAvg does; E_i drawn from 1..E, as the paper has it, is beside it."
+        f"{LEAD} FedADMM trains E epochs here, as FedAvg does; E_i drawn from 1..E, as the paper has it, is beside it. "
+        "On mnist-100-noniid it has batches of 10, rate 0.05, no momentum and η=½; E and B of the paper are beside it."
     )
     return study.finish("FedADMM, Table III", lead, claims, _paths(study, results, entries), {"Rounds": rows})
 
