@@ -18,6 +18,8 @@ Differs from the paper:
   sent. With the printed warm start a client that takes part for the first time in round t trains from θ⁰. The preset
   `printed` is the box above; `paper` is the released code's choice, with its momentum of 0.5. What it gives of
   Table III is in docs/papers_admm.md.
+- newcomer="global" gives a client that takes part for the first time w_i = θ, the model it is sent. With w_i = θ⁰, as
+  printed, its Δ_i holds θ − θ⁰: all that was learned before it came, once more.
 - besides SGD a client may take gradient steps on all rows or L-BFGS, and stop at (6) instead of after E_i epochs.
 - α_i is 1, or m·n_i/n with weights="rows": the paper's n_i/n on the scale of the first.
 - Theorem 1 needs η = |S|/m (eta="participation") and ρ > (1+√5)L (rho="lipschitz"); the experiments have η = 1,
@@ -54,6 +56,7 @@ from fedpact.problems.training import (
 )
 
 STARTS, MESSAGES, SOLVERS = ("global", "local"), ("augmented", "double"), ("sgd", "gd", "lbfgs")
+NEWCOMERS = ("initial", "global")
 NO_THEOREM = "Theorem 1 does not apply: it needs {needs}."
 SOME_THEOREM = "Theorem 1 applies only {where}."
 
@@ -68,10 +71,11 @@ class ServerState(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """w_i and y_i."""
+    """w_i and y_i, and with newcomer="global" whether the client has taken part."""
 
     w: Vector
     y: Vector
+    seen: Any = None
 
 
 class Hello(NamedTuple):
@@ -124,6 +128,7 @@ class FedADMM(Settings):
     eta: Any = 1.0  # η: a number, [[round, value], …], or "participation" for |S|/m
     start: str = "global"  # where local training starts: "global" for θ, "local" for w_i
     message: str = "double"  # what is sent: "augmented" for (4), "double" for 2(w_i − θ)
+    newcomer: str = "initial"  # w_i of a client's first round: "initial" for θ⁰, "global" for the θ it is sent
     duals: bool = True  # false leaves y_i at 0
     epochs: int = 5  # E
     vary: bool = True  # E_i drawn from 1..E for every client and round; false: E
@@ -148,7 +153,7 @@ class FedADMM(Settings):
         check_training(self)
         check_schedule("rho", self.rho, symbol="ρ", words=("lipschitz",), least=0.0)
         check_schedule("eta", self.eta, symbol="η", words=("participation",), above=0.0)
-        for field, known in (("start", STARTS), ("message", MESSAGES), ("solver", SOLVERS)):
+        for field, known in (("start", STARTS), ("message", MESSAGES), ("newcomer", NEWCOMERS), ("solver", SOLVERS)):
             require_one_of(field, getattr(self, field), known)
         require_one_of("weights", self.weights, ("uniform", "rows"))
         require_flags(self, "duals")
@@ -192,7 +197,8 @@ class FedADMM(Settings):
 
         def join(w0: Vector, batch: Any, key: Any) -> tuple[ClientState, Hello]:
             r = problem.lipschitz(batch) if by_theorem else None
-            return ClientState(w0, 0.0 * w0), Hello(batch.rows if by_rows else None, r)
+            seen = jnp.asarray(False) if self.newcomer == "global" else None
+            return ClientState(w0, 0.0 * w0, seen), Hello(batch.rows if by_rows else None, r)
 
         def init(w0: Vector, hellos: Hello) -> ServerState:
             rows = jnp.sum(hellos.rows) if by_rows else None
@@ -204,12 +210,18 @@ class FedADMM(Settings):
             rho = theorem_rho(server.lipschitz) if by_theorem else scheduled(self.rho, server.round)
             return Broadcast(server.theta, jnp.asarray(rho, dtype), server.rows)
 
+        def own(msg: Broadcast, client: ClientState) -> Vector:
+            """w_i before this round."""
+            if client.seen is None:
+                return client.w
+            return jax.tree.map(lambda w, theta: jnp.where(client.seen, w, theta), client.w, msg.theta)
+
         def local(
             msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any
         ) -> tuple[Trained, Any, Any, Any]:
             """Lines 14-19: E_i epochs, or until (6). The point, E_i, passes over the rows, ‖∇L_i‖²."""
             a, y, rho, theta = alpha(msg, batch), client.y, msg.rho, msg.theta
-            w = theta if self.start == "global" else client.w
+            w = theta if self.start == "global" else own(msg, client)
             most = local_epochs(jax.random.fold_in(key(Purpose.LOCAL), 0), self.epochs, self.vary)
             shuffle = jax.random.fold_in(key(Purpose.LOCAL), 1)
 
@@ -218,8 +230,8 @@ class FedADMM(Settings):
                 return loss, (a * g + y + rho * (v - theta)).norm2()  # (6)
 
             def some(v: Vector, key: Any, epochs: Any) -> Trained:  # α∇f + y + ρ(w−θ) = α(∇f + y/α + (ρ/α)(w−θ))
-                own = plan._replace(rate=plan.rate * a)
-                return train(grad, v, batch, key, own, epochs, linear=y / a, rho=rho / a, center=theta)
+                steps = plan._replace(rate=plan.rate * a)
+                return train(grad, v, batch, key, steps, epochs, linear=y / a, rho=rho / a, center=theta)
 
             if self.solver == "lbfgs":
                 target = 0.0 if epsilon is None else epsilon[batch.client]
@@ -247,9 +259,10 @@ class FedADMM(Settings):
             w = trained.w  # l. 14-19
             y_new = y + rho * (w - theta) if self.duals else y  # l. 20
             double = self.message == "double"
-            delta = 2.0 * (w - theta) if double else (w + y_new / rho) - (client.w + y / rho)  # (4)
+            delta = 2.0 * (w - theta) if double else (w + y_new / rho) - (own(msg, client) + y / rho)  # (4)
             notes = (jnp.asarray(value, jnp.float64) for value in (passes, epochs, trained.loss, left))
-            return ClientState(w, y_new), Upload(delta), Notes(*notes)
+            seen = None if client.seen is None else jnp.asarray(True)
+            return ClientState(w, y_new, seen), Upload(delta), Notes(*notes)
 
         def server_step(server: ServerState, uploads: Upload, cohort: Any) -> tuple[ServerState, Info]:
             dtype = jax.tree.leaves(server.theta.tree)[0].dtype
@@ -259,10 +272,11 @@ class FedADMM(Settings):
             return server._replace(theta=theta, round=server.round + 1), Info(eta, broadcast(server).rho)
 
         def measure(msg: Broadcast, client: ClientState, batch: Any) -> dict[str, Any]:
-            a, d = alpha(msg, batch), client.w - msg.theta
-            by_w = a * problem.gradient(client.w, batch) + client.y + msg.rho * d
+            a, w = alpha(msg, batch), own(msg, client)
+            d = w - msg.theta
+            by_w = a * problem.gradient(w, batch) + client.y + msg.rho * d
             v = (-1.0 * (client.y + msg.rho * d), by_w.norm2() + d.norm2())  # (7): ∇_θ L is their sum over the clients
-            terms = primal_dual_measures(problem, msg.theta, client.w, client.y, msg.rho, a, batch)
+            terms = primal_dual_measures(problem, msg.theta, w, client.y, msg.rho, a, batch)
             return standard_measures(problem, msg.theta, batch) | terms | {"v": v}
 
         return Algorithm(
@@ -292,6 +306,7 @@ class FedADMM(Settings):
         missing = [] if full else [f"η = |S|/m, and it is {self.eta}"]
         missing += [f"a constant ρ, and it is {self.rho}"] if isinstance(self.rho, (tuple, list)) else []
         missing += [] if self.message == "augmented" else ["the message (4), and 2(w_i − θ) is sent"]
+        missing += [] if self.newcomer == "initial" else ["w_i = θ⁰ at first, and it is θ of a client's first round"]
         missing += [] if self.duals else ["the duals of l. 20, and y_i stays 0"]
         missing += [] if self.accuracy is not None else ["(6) met at every client, and it is not looked at"]
         large = [] if not is_number(self.rho) else [f"ρ > (1+√5)L, not checked for ρ = {self.rho}"]

@@ -54,6 +54,7 @@ RANDOM = {
     "fedadmm-batch": fp.FedADMM(
         epochs=2, batch=3, short=True, weights="rows", start="local", message="augmented", rho=1
     ),
+    "fedadmm-newcomer": fp.FedADMM(epochs=2, batch=3, short=True, message="augmented", newcomer="global", rho=1),
     "fedpdm-batch": fp.FedPDM(rho=4.0, steps=3, batch=3, memory=True),
     "ssca-batch": fp.SSCA(batch=3, tau=0.5),
     "local_sgd-batch": fp.LocalSGD(steps=2, batch=3, momentum=0.5),
@@ -67,7 +68,7 @@ ONE = LocalEngine(buckets=1)
 ZERO = vector(np.zeros(4), intercept=True)
 
 each = pytest.mark.parametrize("name", ALGORITHMS)
-QUICK = ("fedavg-batch", "fedadmm-batch")  # of those that draw batches; the others are drills
+QUICK = ("fedavg-batch", "fedadmm-batch", "fedadmm-newcomer")  # of those that draw batches; the others are drills
 each_and_random = pytest.mark.parametrize(
     "settings",
     [

@@ -88,14 +88,16 @@ def test_two_rounds_in_round_numbers(settings, first, second):
     [
         FedADMM(rho=0.7, rate=0.3, epochs=2, vary=False, batch=4, short=True, momentum=0.5, weights="rows"),
         FedADMM(rho=0.7, rate=0.3, epochs=3, batch=5, short=True, start="local", message="augmented", eta=0.8),
+        FedADMM(rho=0.7, rate=0.3, batch=5, short=True, start="local", message="augmented", newcomer="global"),
+        FedADMM(rho=0.7, rate=0.3, batch=5, short=True, start="global", message="augmented", newcomer="global"),
     ],
-    ids=["global-double", "local-augmented"],
+    ids=["global-double", "local-augmented", "newcomers from θ", "newcomers, all from θ"],
 )
 def test_rounds_are_algorithm_1_literally(settings):
     """Shuffled batches with a shorter last one, E_i drawn, α_i = m n_i/n: every w_i, y_i, Δ_i and θ from NumPy."""
     m, s = 7, settings
     sizes = np.array([len(y) for _, y in parts()])
-    theta, w, y = np.zeros(4), np.zeros((m, 4)), np.zeros((m, 4))
+    theta, w, y, seen = np.zeros(4), np.zeros((m, 4)), np.zeros((m, 4)), set()
     for t, moment in enumerate(play(built(s), PROBLEM, parts(), ZERO, COHORTS[:3])):
         sent = []
         for i in moment.chosen:
@@ -103,6 +105,9 @@ def test_rounds_are_algorithm_1_literally(settings):
             key = jax.random.fold_in(key_of(0, t, i)(Purpose.LOCAL), 0)
             epochs = int(jax.random.randint(key, (), 1, s.epochs + 1)) if s.vary else s.epochs
             orders = shuffles(0, t, i, sizes[i], epochs, s.batch)
+            if s.newcomer == "global" and i not in seen:
+                w[i] = theta
+            seen.add(i)
             begin = theta if s.start == "global" else w[i]
             extra = {"alpha": alpha, "linear": y[i], "rho": s.rho, "center": theta}
             new = sgd(PROBLEM, begin, *parts()[i], orders, rate=s.rate, momentum=s.momentum, **extra)
