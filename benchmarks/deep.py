@@ -3,8 +3,8 @@
     python -m venv peers && peers/bin/pip install -e . -r benchmarks/requirements-deep.txt
     FEDPACT_DATA=… peers/bin/python benchmarks/deep.py [step] [round] [memory] [--json]
 
-step    samples a second of local SGD at batch 10 and 200: fedpact's compiled loop, PyTorch with two threads, in turns,
-        best of several; and the rate of a plain float32 product of conv2's shape, in the same run.
+step    samples a second of local SGD at batch 10 and 200: fedpact's compiled loop, fedpact with a PyTorch module, and
+        PyTorch with two threads, in turns, best of several; and the rate of a plain float32 product of conv2's shape.
 round   one FedAvg round of 100 clients on Fashion-MNIST (10 of them, one epoch, batch 50): fedpact, Flower, pfl, and
         the same clients in a bare PyTorch loop, which neither of the two can beat.
 memory  the largest resident memory of 1,000 clients × CNN1 × 13 rounds of 10 %, in memory and spilled to disk.
@@ -87,6 +87,21 @@ def own_training(x: np.ndarray, y: np.ndarray, batch: int) -> Callable[[], None]
     return lambda: jax.block_until_ready(program(w, rows, jax.random.key(1)))
 
 
+def own_torch_training(x: np.ndarray, y: np.ndarray, batch: int) -> Callable[[], Any]:
+    """fedpact with the network handed in as a PyTorch module."""
+    import jax
+    import jax.numpy as jnp
+
+    import fedpact as fp
+    from fedpact.core.contract import Batch
+    from fedpact.problems.training import Plan, train
+
+    problem = fp.TorchNetwork(torch_cnn)
+    w = problem.init(784, jnp.float32, jax.random.key(0))
+    rows = Batch(x, y.astype(np.float32), np.ones(len(y), np.float32), np.asarray(0))
+    return lambda: train(problem.oracle, w, rows, jax.random.key(1), Plan(0.01, 0.0, batch), 1).w
+
+
 def product_rate() -> float:
     """Floating point operations a second of a plain product of conv2's shape at batch 200."""
     import jax
@@ -104,11 +119,14 @@ def step(repeats: int) -> dict[str, Any]:
     for batch, steps in ((10, 60), (200, 6)):
         x = rng.integers(0, 256, (batch * steps, 784), dtype=np.uint8)
         y = rng.integers(0, 10, batch * steps)
-        spent = best({"fedpact": own_training(x, y, batch), "torch": torch_training(x, y, batch, steps)}, repeats)
+        sides = {"fedpact": own_training(x, y, batch), "torch": torch_training(x, y, batch, steps)}
+        spent = best(sides | {"fedpact_torch": own_torch_training(x, y, batch)}, repeats)
         rate = {name: batch * steps / seconds for name, seconds in spent.items()}
         ms = {f"{name}_ms": 1e3 * seconds / steps for name, seconds in spent.items()}
         share = rate["fedpact"] * STEP_FLOPS / (found["product_gflops"] * 1e9)
-        found[f"batch {batch}"] = {**ms, "of_torch": rate["fedpact"] / rate["torch"], "of_product_rate": share}
+        ratios = {"of_torch": rate["fedpact"] / rate["torch"], "of_product_rate": share}
+        ratios["module_of_torch"] = rate["fedpact_torch"] / rate["torch"]
+        found[f"batch {batch}"] = ms | ratios
     found["product_gflops_after"] = product_rate() / 1e9
     return found
 
