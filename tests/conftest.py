@@ -107,6 +107,13 @@ def adult_folder():
 
 
 @pytest.fixture(scope="session")
+def mnist_files():
+    folder = Path(os.environ.get("FEDPACT_DATA", "")) / "mnist"
+    if not list(folder.glob("train-images-idx3-ubyte*")):
+        pytest.skip("MNIST is in neither $FEDPACT_DATA nor ../shared/data")
+
+
+@pytest.fixture(scope="session")
 def golden_folder():
     folder = Path(os.environ.get("FEDPACT_GOLDEN") or SHARED / "golden")
     if not (folder / "fedepm_m50_k12.mat").is_file():

@@ -8,7 +8,7 @@ from fedpact.papers import fedpdm_cells
 from fedpact.papers.fedpdm_cells import LOSSES, fedpdm, recorded
 from fedpact.papers.study import Study
 
-pytestmark = pytest.mark.drill
+pytestmark = [pytest.mark.drill, pytest.mark.usefixtures("mnist_files")]
 
 #: Training objective at t = 0, 100, 300; test accuracy and share of zeros at t = 300.
 REPORTED = {

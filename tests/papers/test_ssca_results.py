@@ -14,7 +14,7 @@ import fedpact as fp
 from fedpact import SSCA, ClientLoss, Constrained, Gap, Loss, Norm2, PerRow, VerticalSSCA
 from fedpact.papers.ssca_cells import constrained, federation, unconstrained
 
-pytestmark = pytest.mark.drill
+pytestmark = [pytest.mark.drill, pytest.mark.usefixtures("mnist_files")]
 
 LIMIT = 0.4
 
