@@ -43,8 +43,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _kind(item):
-    """A test without its parameters; the results of a paper are of one kind."""
-    return item.path, "" if item.path.stem.endswith("_results") else getattr(item, "originalname", item.name)
+    """A test without its parameters; the results of papers are of one kind."""
+    if item.path.stem.endswith("_results"):
+        return "results"
+    return item.path, getattr(item, "originalname", item.name)
 
 
 @pytest.fixture(scope="session", autouse=True)
