@@ -86,11 +86,12 @@ class Hello(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """θ, ρ of this round, and n where clients weigh by their rows."""
+    """θ, ρ of this round, n where clients weigh by their rows, and γ of this round where it changes."""
 
     theta: Vector
     rho: Any
     rows: Any
+    rate: Any = None
 
 
 class Upload(NamedTuple):
@@ -134,7 +135,7 @@ class FedADMM(Settings):
     vary: bool = True  # E_i drawn from 1..E for every client and round; false: E
     batch: int | None = None  # B, rows a step; None: all
     short: bool = False  # let a client with fewer rows than a batch use all it has
-    rate: float = 0.1  # γ, the learning rate
+    rate: Any = 0.1  # γ, the learning rate: a number, or [[round, value], …]
     momentum: float = 0.0  # of the local optimiser
     solver: str = "sgd"  # "sgd", "gd" (all rows a step) or "lbfgs" (at most `epochs` steps)
     accuracy: Any = None  # ε_i of (6): stop a client's epochs at ‖∇L_i‖² ≤ ε_i; a number, or one per client
@@ -150,7 +151,7 @@ class FedADMM(Settings):
 
     def __post_init__(self) -> None:
         self._plain()
-        check_training(self)
+        check_training(self, falling=True)
         check_schedule("rho", self.rho, symbol="ρ", words=("lipschitz",), least=0.0)
         check_schedule("eta", self.eta, symbol="η", words=("participation",), above=0.0)
         for field, known in (("start", STARTS), ("message", MESSAGES), ("newcomer", NEWCOMERS), ("solver", SOLVERS)):
@@ -182,7 +183,7 @@ class FedADMM(Settings):
     def build(self, problem: Any, clients: int, rate: float) -> Algorithm:
         """Algorithm 1 for m clients."""
         m, by_rows, by_theorem = clients, self.weights == "rows", self.rho == "lipschitz"
-        plan = Plan(self.rate, self.momentum, self.batch)
+        plan, falls = Plan(self.rate, self.momentum, self.batch), isinstance(self.rate, (tuple, list))
         if isinstance(self.accuracy, (tuple, list)):
             require(len(self.accuracy) == m, "accuracy", f"one per client ({m})", len(self.accuracy), symbol="ε_i")
         native = getattr(problem, "native", False) and (self.solver == "lbfgs" or self.accuracy is not None)
@@ -208,7 +209,8 @@ class FedADMM(Settings):
         def broadcast(server: ServerState) -> Broadcast:
             dtype = jax.tree.leaves(server.theta.tree)[0].dtype
             rho = theorem_rho(server.lipschitz) if by_theorem else scheduled(self.rho, server.round)
-            return Broadcast(server.theta, jnp.asarray(rho, dtype), server.rows)
+            rate = jnp.asarray(scheduled(self.rate, server.round), dtype) if falls else None
+            return Broadcast(server.theta, jnp.asarray(rho, dtype), server.rows, rate)
 
         def own(msg: Broadcast, client: ClientState) -> Vector:
             """w_i before this round."""
@@ -220,7 +222,7 @@ class FedADMM(Settings):
             msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any
         ) -> tuple[Trained, Any, Any, Any]:
             """Lines 14-19: E_i epochs, or until (6). The point, E_i, passes over the rows, ‖∇L_i‖²."""
-            a, y, rho, theta = alpha(msg, batch), client.y, msg.rho, msg.theta
+            a, y, rho, theta, rate = alpha(msg, batch), client.y, msg.rho, msg.theta, msg.rate if falls else self.rate
             w = theta if self.start == "global" else own(msg, client)
             most = local_epochs(jax.random.fold_in(key(Purpose.LOCAL), 0), self.epochs, self.vary)
             shuffle = jax.random.fold_in(key(Purpose.LOCAL), 1)
@@ -230,12 +232,12 @@ class FedADMM(Settings):
                 return loss, (a * g + y + rho * (v - theta)).norm2()  # (6)
 
             def some(v: Vector, key: Any, epochs: Any) -> Trained:  # α∇f + y + ρ(w−θ) = α(∇f + y/α + (ρ/α)(w−θ))
-                steps = plan._replace(rate=plan.rate * a)
+                steps = plan._replace(rate=rate * a)
                 return train(grad, v, batch, key, steps, epochs, linear=y / a, rho=rho / a, center=theta)
 
             if self.solver == "lbfgs":
                 target = 0.0 if epsilon is None else epsilon[batch.client]
-                sub = Subproblem(lambda v: a * grad(v, batch), a * grad(w, batch), theta, y, rho, 1 / self.rate, target)
+                sub = Subproblem(lambda v: a * grad(v, batch), a * grad(w, batch), theta, y, rho, 1 / rate, target)
                 solved = lbfgs(sub, most, start=w)
                 trained = Trained(solved.v, solved.gradients, grad.value_and_gradient(solved.v, batch)[0])
                 return trained, most, solved.gradients + 1, solved.residual  # one more gradient: at the start

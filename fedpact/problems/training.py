@@ -20,6 +20,7 @@ from jax import lax
 from fedpact.core.contract import Batch
 from fedpact.core.errors import is_number, require, require_flags, require_positive_int
 from fedpact.core.private import Theorem
+from fedpact.core.settings import check_schedule
 from fedpact.core.vector import Vector
 
 EVERY_GRADIENT = "Every local gradient is noised; the rest is computed from them."
@@ -127,14 +128,17 @@ def local_epochs(key: Any, most: int, vary: bool) -> Any:
     return jax.random.randint(key, (), 1, most + 1) if vary else jnp.asarray(most)
 
 
-def check_training(settings: Any) -> None:
-    """The constraints of the settings that deep algorithms share."""
+def check_training(settings: Any, *, falling: bool = False) -> None:
+    """The constraints of the settings that deep algorithms share; `falling` allows a γ that changes with the rounds."""
     require_positive_int(
         "epochs", settings.epochs, symbol="E", hint="It is the passes over a client's rows in a round."
     )
     if settings.batch is not None:
         require_positive_int("batch", settings.batch, symbol="B", hint="Leave it out for all rows.")
-    require(is_number(settings.rate) and settings.rate > 0, "rate", "above 0", settings.rate, symbol="γ")
+    if falling:
+        check_schedule("rate", settings.rate, symbol="γ", above=0.0)
+    else:
+        require(is_number(settings.rate) and settings.rate > 0, "rate", "above 0", settings.rate, symbol="γ")
     momentum = getattr(settings, "momentum", 0.0)
     require(is_number(momentum) and 0 <= momentum < 1, "momentum", "in [0, 1)", momentum, symbol="β")
     require_flags(settings, "vary", "short")

@@ -55,6 +55,7 @@ RANDOM = {
         epochs=2, batch=3, short=True, weights="rows", start="local", message="augmented", rho=1
     ),
     "fedadmm-newcomer": fp.FedADMM(epochs=2, batch=3, short=True, message="augmented", newcomer="global", rho=1),
+    "fedadmm-falling": fp.FedADMM(epochs=2, batch=3, short=True, rate=((0, 0.1), (2, 0.02)), rho=1),
     "fedpdm-batch": fp.FedPDM(rho=4.0, steps=3, batch=3, memory=True),
     "ssca-batch": fp.SSCA(batch=3, tau=0.5),
     "local_sgd-batch": fp.LocalSGD(steps=2, batch=3, momentum=0.5),

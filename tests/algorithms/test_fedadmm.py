@@ -90,8 +90,9 @@ def test_two_rounds_in_round_numbers(settings, first, second):
         FedADMM(rho=0.7, rate=0.3, epochs=3, batch=5, short=True, start="local", message="augmented", eta=0.8),
         FedADMM(rho=0.7, rate=0.3, batch=5, short=True, start="local", message="augmented", newcomer="global"),
         FedADMM(rho=0.7, rate=0.3, batch=5, short=True, start="global", message="augmented", newcomer="global"),
+        FedADMM(rho=0.7, rate=((0, 0.3), (1, 0.2), (2, 0.05)), batch=4, short=True, weights="rows"),
     ],
-    ids=["global-double", "local-augmented", "newcomers from θ", "newcomers, all from θ"],
+    ids=["global-double", "local-augmented", "newcomers from θ", "newcomers, all from θ", "falling γ"],
 )
 def test_rounds_are_algorithm_1_literally(settings):
     """Shuffled batches with a shorter last one, E_i drawn, α_i = m n_i/n: every w_i, y_i, Δ_i and θ from NumPy."""
@@ -109,8 +110,8 @@ def test_rounds_are_algorithm_1_literally(settings):
                 w[i] = theta
             seen.add(i)
             begin = theta if s.start == "global" else w[i]
-            extra = {"alpha": alpha, "linear": y[i], "rho": s.rho, "center": theta}
-            new = sgd(PROBLEM, begin, *parts()[i], orders, rate=s.rate, momentum=s.momentum, **extra)
+            extra = {"alpha": alpha, "linear": y[i], "rho": s.rho, "center": theta, "momentum": s.momentum}
+            new = sgd(PROBLEM, begin, *parts()[i], orders, rate=float(scheduled(s.rate, t)), **extra)
             dual = y[i] + s.rho * (new - theta)
             old = w[i] + y[i] / s.rho
             sent.append(2 * (new - theta) if s.message == "double" else new + dual / s.rho - old)
@@ -355,6 +356,8 @@ def test_a_client_draws_the_same_whoever_else_takes_part_and_in_any_order():
         ({"batch": 0}, r"^batch \(B\) must be an integer of at least 1, got 0\."),
         ({"short": None}, r"^short must be true or false"),
         ({"rate": 0.0}, r"^rate \(γ\) must be above 0, got 0\.0\."),
+        ({"rate": [[0, 0.1], [5, 0]]}, r"^rate from round 5 \(γ\) must be above 0, got 0\."),
+        ({"rate": [[2, 0.1]]}, r"^rate \(γ\) must be pairs \[round, value\] with rising rounds from 0 on"),
         ({"rate": float("nan")}, r"^rate \(γ\) must be above 0, got nan\."),
         ({"momentum": 1.0}, r"^momentum \(β\) must be in \[0, 1\), got 1\.0\."),
         ({"solver": "gd", "batch": 10}, r"^batch \(B\) must be left out for solver 'gd', got 10\. It uses all rows\.$"),
