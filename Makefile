@@ -41,10 +41,11 @@ drills-one: dev  # of each kind one, where make test has none of it
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m drill --one-of-each --durations 12
 
 test-extras: extras  # networks of PyTorch, Flax and Equinox; a Ray cluster; a Flower federation; sums on ciphertexts
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 12 tests_extras
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 tests_extras
 
 drills-network: extras  # every process of a real federation and of a Ray cluster killed at three random moments, and messages that go wrong; the log is kept
-	{ FEDPACT_MOMENTS=3 $(BIN)/python -m pytest tests_extras/test_flower.py tests_extras/test_ray.py -k killed -s -vv && \
+	{ FEDPACT_MOMENTS=3 $(BIN)/python -m pytest -n 2 tests_extras/test_faults.py -k killed -vv -rP && \
+	FEDPACT_MOMENTS=3 $(BIN)/python -m pytest tests_extras/test_ray.py -k killed -s -vv && \
 	$(BIN)/python -m pytest tests/flower/test_nodes.py -vv; } | sed -u 's/\x1b\[33m(raylet).*//' | tee docs/drills.log
 
 check: dev

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
-import signal
 import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -21,61 +17,14 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
+from helpers_federation import ALGORITHMS, PARTIES, flower, same, simulated, text
 from helpers_wire import Wire
 from sklearn.datasets import load_breast_cancer
 
 import fedpact as fp
-from fedpact.experiment import build, read
 from fedpact.flower.local import MARK, NAME, Local, make_certificates, make_node_key, processes_of
 from fedpact.flower.operators import write_all
-from fedpact.run import Run, execute
-
-ALGORITHMS = {
-    "fedepm": 'name = "fedepm"',
-    "inexact_admm": 'name = "inexact_admm"\npreset = "paper"',
-    "fedadmm": 'name = "fedadmm"\nbatch = 20',
-    "fedavg": 'name = "fedavg"',
-    "scaffold": 'name = "scaffold"\nbatch = 20',
-    "fedpdm": 'name = "fedpdm"',
-    "vertical_ssca": 'name = "vertical_ssca"\nbatch = 50',
-}
-TEXT = """
-[data]
-name = "breast_cancer"
-
-[split]
-how = "{how}"
-clients = 2
-seed = 0
-
-[problem]
-name = "logistic"
-{l2}intercept = true
-
-[algorithm]
-{algorithm}
-
-[run]
-rounds = {rounds}
-seed = 0
-precision = "{precision}"
-{engine}
-"""
-FLOWER = 'engine = {{ name = "flower", notes = true, deadline = {deadline}, patience = 300, quorum = {quorum} }}'
-
-
-def text(name, engine="", precision="double", rounds=5):
-    vertical = name.startswith("vertical")
-    how, l2 = ("features", "l2 = 0.0\n") if vertical else ("iid", "l2 = 1e-2\n")
-    return TEXT.format(how=how, l2=l2, algorithm=ALGORITHMS[name], rounds=rounds, precision=precision, engine=engine)
-
-
-def flower(deadline=200, quorum=1.0):
-    return FLOWER.format(deadline=deadline, quorum=quorum)
-
-
-#: A round of parties needs all of them: there is nothing to choose but how long it waits.
-PARTIES = 'engine = { name = "flower", patience = 300 }'
+from fedpact.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -97,20 +46,6 @@ def wait_for(paths, seconds, failures):
             assert not path.is_file(), path.read_text()
         assert time.monotonic() < until, f"not finished: {missing}"
         time.sleep(1)
-
-
-def same(one, other, tolerance, skip=("seconds", "local_seconds")):
-    shared = [c for c in one.history.columns if c in other.history.columns and c not in skip]
-    assert {"objective", "gradient", "participants"} <= set(shared)
-    for column in shared:
-        a, b = one.history.column(column), other.history.column(column)
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True, err_msg=column)
-
-
-def simulated(name, folder, engine="", precision="double", rounds=5):
-    path = folder / f"{name}-{precision}.toml"
-    path.write_text(text(name, engine, precision, rounds))
-    return execute(build(read(path))[0])
 
 
 CASES = [(name, "double") for name in ALGORITHMS] + [("fedadmm", "single")]
@@ -210,126 +145,6 @@ def _free():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
-
-
-# Faults: each at a random moment of the run
-
-
-def kill_node(federation):
-    """kill -9 of a SuperNode and all that it started."""
-    _kill(federation.processes_of("a"))
-
-
-def kill_resident(federation):
-    _kill(federation.processes_of("a", "fedpact.flower.resident"))
-
-
-def kill_superlink(federation):
-    _kill([federation.processes["superlink"].pid])
-
-
-def kill_server_app(federation):
-    _kill(federation.processes_of("superlink", "flwr-serverapp"))
-
-
-def hang_node(federation):
-    """It stops in the middle of whatever it does, and goes on twenty seconds later."""
-    stopped = federation.processes_of("a", "fedpact.flower.resident")
-    for process in stopped:
-        os.kill(process, signal.SIGSTOP)
-    time.sleep(20)
-    for process in stopped:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGCONT)
-
-
-def _kill(processes):
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-
-
-FAULTS = (kill_node, kill_resident, kill_superlink, kill_server_app, hang_node)
-#: How many moments of each fault `make drills-network` takes; without it one run meets them all, one after the other.
-MOMENTS = int(os.environ.get("FEDPACT_MOMENTS", "0"))
-
-
-def harmed(faults, folder, rounds, seconds, rng, say):
-    """A run with these faults, the k-th at a random moment after round k."""
-    path, run = folder / "drill.toml", folder / "run"
-    path.write_text(text("fedadmm", flower(), rounds=rounds))
-    with Local(folder / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
-
-        def harm():
-            for k, fault in enumerate(faults, 1):
-                while not (run / "history.csv").exists() or len((run / "history.csv").read_text().splitlines()) < k + 2:
-                    time.sleep(0.1)
-                    if (run / "result.json").is_file():
-                        return
-                delay = rng.uniform(0, 10)
-                time.sleep(delay)
-                say(f"{fault.__name__}, {delay:.1f} s after round {k}")
-                fault(federation)
-
-        thread = threading.Thread(target=harm, daemon=True)
-        thread.start()
-        federation.finish(path, run, seconds, say)
-        thread.join()
-    assert federation.processes_of() == []
-    if kill_resident in faults:
-        assert (
-            "the node's process was lost; another is started"
-            in (federation.folder / "state" / "a" / "node.log").read_text()
-        )
-    one = simulated("fedadmm", folder, rounds=rounds)
-    found = Run.load(run)
-    assert abs(found.history.end("objective") - one.history.end("objective")) < 1e-6
-    same(found, one, 1e-12)
-
-
-def test_one_fault_of_each_kind_in_one_run_and_it_ends_as_an_undisturbed_one(tmp_path):
-    seed = random.SystemRandom().randrange(2**32)
-    rng, said = random.Random(seed), []
-    say = lambda line: (said.append(line), print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
-    say(f"seed {seed}")
-    harmed(rng.sample(FAULTS, len(FAULTS)), tmp_path, len(FAULTS) + 2, 1500, rng, say)
-    assert sum(fault.__name__ in line for line in said for fault in FAULTS) == len(FAULTS)
-    assert any("superlink was lost" in line for line in said)
-    assert any("a was lost" in line for line in said)
-    assert any("the server app was lost" in line for line in said)
-
-
-@pytest.mark.parametrize("moment", range(MOMENTS))
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_whatever_is_killed_the_run_ends_as_an_undisturbed_one(fault, moment, tmp_path):
-    seed = random.SystemRandom().randrange(2**32)
-    say = lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
-    say(f"seed {seed}")
-    harmed([fault], tmp_path, 3, 600, random.Random(seed), say)
-
-
-def test_a_node_that_hangs_is_left_out_by_the_deadline_and_the_run_goes_on(tmp_path):
-    """A deadline of fifteen seconds and a quorum of one: who is stopped for good is missing, and said to be."""
-    path = tmp_path / "drill.toml"
-    path.write_text(text("fedavg", flower(deadline=15, quorum=0.5), rounds=3))
-    with Local(tmp_path / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
-
-        def harm():
-            while not (tmp_path / "run" / "history.csv").exists():
-                time.sleep(0.1)
-            for process in federation.processes_of("a"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGSTOP)
-
-        thread = threading.Thread(target=harm, daemon=True)
-        thread.start()
-        federation.finish(path, tmp_path / "run", 400, print)
-        thread.join()
-    history = Run.load(tmp_path / "run").history
-    assert history.rounds == 3
-    assert history.column("missing")[-1] == 1
-    assert history.column("participants")[-1] == 1
-    assert history.column("measured")[-1] == 0.5
 
 
 def test_the_files_that_init_writes_make_a_federation(tmp_path):

@@ -15,6 +15,8 @@ from fedpact.core.wire import Message, Refused, unpack
 log = logging.getLogger("fedpact")
 #: Seconds until a node that failed, or could not be sent to, is asked again.
 AGAIN = 3.0
+#: Seconds of silence until a question is sent once more, and then whenever twice as many have passed.
+SILENCE = 60.0
 
 
 class Telling:
@@ -75,7 +77,9 @@ class Grid(Telling):
     """Nodes behind Flower's grid. `post` makes a Flower message of bytes, `open` takes the bytes out of one.
 
     Questions are pushed and answers pulled, so that what comes after a deadline is not lost: `late` has it. A node that
-    was lost with a question is asked again when it is back, as long as the round waits for it.
+    was lost with a question is asked again when it is back, as long as the round waits for it. Flower tells of the
+    loss only to who pulls while the node is gone; of one that was soon back nothing comes, so silence is asked again
+    too. A node that is only slow gives its kept answer to the second question.
     """
 
     EVERY = 0.5
@@ -93,26 +97,34 @@ class Grid(Telling):
         contents = {client: self.packed(client, message) for client, message in questions.items()}
         kinds = {client: message.kind for client, message in questions.items()}
         again: dict[int, float] = {}  # who failed, and when to ask again
+        silence = SILENCE
         pending = self._push(contents, kinds, again)
         answers: dict[int, Any] = {}
         while pending or again:
             for reply in self.grid.pull_messages(list(pending)):
                 client = pending.pop(reply.metadata.reply_to_message_id, None)
-                if client is None:
+                if client is None or client in answers:
                     continue
                 try:
                     answers[client] = unpack(self.open(reply), questions[client].kind)
                 except Refused as refused:
                     answers[client] = refused
                 except LookupError as lost:  # Flower's own error: the node is gone, or its process failed
-                    again[client] = time.monotonic() + AGAIN
-                    log.warning("node %r did not answer: %s", self.names[client], lost)
+                    if client not in pending.values():
+                        again[client] = time.monotonic() + AGAIN
+                        log.warning("node %r did not answer: %s", self.names[client], lost)
+            pending = {number: client for number, client in pending.items() if client not in answers}
             spent = time.monotonic() - begun
             good = sum(isinstance(answer, Message) and answer.kind != "error" for answer in answers.values())
             if spent >= deadline and good >= enough:
                 break
             if spent >= patience:
                 break
+            if spent >= silence:
+                silence *= 2
+                for client in sorted(set(pending.values())):
+                    log.warning("node %r is silent for %.0f s; it is asked again", self.names[client], spent)
+                    again.setdefault(client, time.monotonic())
             due = [client for client, when in again.items() if when <= time.monotonic()]
             if due:
                 for client in due:
@@ -120,7 +132,8 @@ class Grid(Telling):
                 pending |= self._push({client: contents[client] for client in due}, kinds, again)
             if pending or again:
                 time.sleep(self.EVERY)
-        self.waiting |= {number: (client, kinds[client]) for number, client in pending.items()}
+        newest = {client: number for number, client in pending.items()}
+        self.waiting |= {number: (client, kinds[client]) for client, number in newest.items()}
         return answers
 
     def _push(self, contents: Mapping[int, bytes], kinds: Mapping[int, str], again: dict[int, float]) -> dict[str, int]:

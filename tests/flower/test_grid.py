@@ -53,6 +53,11 @@ def grid(monkeypatch):
     return made
 
 
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(links, "SILENCE", 0.1)
+
+
 STEP = Message("step", {"round": 0})
 ANSWER = Message("step", {"round": 0, "client": 0}).pack()
 
@@ -78,6 +83,52 @@ def test_a_node_that_failed_or_could_not_be_sent_to_is_asked_again(grid, caplog)
     assert len(link.grid.pushed) == 3
     assert "could not be sent to" in caplog.text
     assert "did not answer: Flower's error 0: gone" in caplog.text
+
+
+def test_a_question_that_was_lost_without_a_word_is_asked_again(grid, soon, caplog):
+    """Its node was gone and back between two looks: neither an answer nor Flower's error comes to the first."""
+    link = grid([], [ANSWER])
+    assert ask(link)[0].kind == "step"
+    assert len(link.grid.pushed) == 2
+    assert link.waiting == {}
+    assert "node 'n0' is silent for 0 s; it is asked again" in caplog.text
+
+
+def test_silence_is_asked_less_and_less_often(grid, soon):
+    link = grid(*[[]] * 9)
+    assert ask(link, enough=0) == {}
+    assert len(link.grid.pushed) == 5  # at 0, 0.1, 0.2, 0.4 and 0.8 s of 1
+
+
+def test_a_node_that_was_only_slow_is_heard_once(grid, soon):
+    """Both questions are answered: in time, after the first; and late, from the one that was asked last."""
+    link = grid([], [])
+    pull = link.grid.pull_messages
+    link.grid.pull_messages = lambda numbers: pull(numbers if len(link.grid.pushed) == 2 else [])
+    link.grid.come += [("m0", ANSWER), ("m1", ANSWER)]
+    assert set(ask(link)) == {0}
+    assert (link.waiting, link.late()) == ({}, [])
+    link = grid([], [])
+    assert ask(link, deadline=0.2, enough=0, patience=0.2) == {}
+    link.grid.come += [("m0", ANSWER), ("m1", ANSWER)]
+    assert len(link.late()) == 1
+    assert link.late() == []
+
+
+def test_the_errors_of_two_questions_are_one_failure(grid, soon, caplog):
+    """The node goes for good while two of its questions wait: Flower gives an error for each, and it is asked once."""
+    link = grid([], [], [ANSWER])
+    pull = link.grid.pull_messages
+
+    def gone(numbers):
+        if len(link.grid.pushed) == 2:
+            link.grid.come += [(n, LookupError("gone")) for n in numbers]
+        return pull(numbers)
+
+    link.grid.pull_messages = gone
+    assert ask(link)[0].kind == "step"
+    assert len(link.grid.pushed) == 3
+    assert caplog.text.count("did not answer: gone") == 1
 
 
 def test_what_is_no_message_of_ours_is_refused_and_not_asked_again(grid):
