@@ -27,7 +27,7 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,8 @@ log = logging.getLogger("fedpact")
 KEY = "node.key"
 #: How many runs a node has in memory at most; the others are on its disk.
 SESSIONS = 8
+#: What makes something new before a run, a key or blinded records: asked again, the first answer is given again.
+ONCE = ("hello", "align", "coded")
 #: Who releases, in a node's own ledger: whatever number a run gives it.
 WHO = "this node"
 
@@ -90,6 +92,7 @@ class Session:
         self.party: dict[str, Any] | None = None
         self.summands = Summands()  # of masked sums under way
         self.rules: Rules | None = None  # of masked sums before the run
+        self.once: dict[tuple[str, str], bytes] = {}  # answers to questions of ONCE
 
 
 class Node:
@@ -123,7 +126,7 @@ class Node:
             handler = getattr(self, f"on_{message.kind}", None)
             if handler is None:
                 raise Refused(f"question must be one that a node answers, got {message.kind!r}.")
-            return handler(message)
+            return self._once(handler, message) if message.kind in ONCE else handler(message)
         except FedpactError as error:
             why = next((word for kind, word in WHY.items() if isinstance(error, kind)), "refused")
             log.warning("%s", error)
@@ -132,6 +135,13 @@ class Node:
             log.exception("a question could not be answered")
             sentence = f"{type(error).__name__}; the log at node {self.name!r} has the rest."
             return Message("error", {"why": "failed", "sentence": sentence}).pack()
+
+    def _once(self, handler: Callable[[Message], bytes], message: Message) -> bytes:
+        """The answer, or the one that was given to the same question before."""
+        asked = (message.kind, _identity(message))
+        if asked not in self.at.once:
+            self.at.once[asked] = handler(message)
+        return self.at.once[asked]
 
     def _session(self, name: str) -> Session:
         found = self.sessions.pop(name, None) or Session(name)
@@ -204,6 +214,7 @@ class Node:
             )
         run.keep(self.at.name)
         self.at.run = run
+        self.at.once.clear()
         return Message("prepare", {}).pack()
 
     # Rounds
