@@ -15,7 +15,7 @@ from fedpact.core.wire import Message, Refused, unpack
 log = logging.getLogger("fedpact")
 #: Seconds until a node that failed, or could not be sent to, is asked again.
 AGAIN = 3.0
-#: Seconds of silence until a question is sent once more, and then whenever twice as many have passed.
+#: Seconds of silence until a question is sent once more; then twice as many, and so on.
 SILENCE = 60.0
 
 
@@ -97,7 +97,7 @@ class Grid(Telling):
         contents = {client: self.packed(client, message) for client, message in questions.items()}
         kinds = {client: message.kind for client, message in questions.items()}
         again: dict[int, float] = {}  # who failed, and when to ask again
-        silence = SILENCE
+        asked, silence = dict.fromkeys(questions, begun), dict.fromkeys(questions, SILENCE)
         pending = self._push(contents, kinds, again)
         answers: dict[int, Any] = {}
         while pending or again:
@@ -114,21 +114,23 @@ class Grid(Telling):
                         again[client] = time.monotonic() + AGAIN
                         log.warning("node %r did not answer: %s", self.names[client], lost)
             pending = {number: client for number, client in pending.items() if client not in answers}
+            again = {client: when for client, when in again.items() if client not in answers}
             spent = time.monotonic() - begun
             good = sum(isinstance(answer, Message) and answer.kind != "error" for answer in answers.values())
             if spent >= deadline and good >= enough:
                 break
             if spent >= patience:
                 break
-            if spent >= silence:
-                silence *= 2
-                for client in sorted(set(pending.values())):
-                    log.warning("node %r is silent for %.0f s; it is asked again", self.names[client], spent)
-                    again.setdefault(client, time.monotonic())
-            due = [client for client, when in again.items() if when <= time.monotonic()]
+            now = time.monotonic()
+            for client in set(pending.values()) - set(again):
+                if now - asked[client] >= silence[client]:
+                    log.warning("node %r is silent for %.0f s; it is asked again", self.names[client], silence[client])
+                    again[client], silence[client] = now, 2 * silence[client]
+            due = [client for client, when in again.items() if when <= now]
             if due:
                 for client in due:
                     del again[client]
+                    asked[client] = now
                 pending |= self._push({client: contents[client] for client in due}, kinds, again)
             if pending or again:
                 time.sleep(self.EVERY)

@@ -97,7 +97,16 @@ def test_a_question_that_was_lost_without_a_word_is_asked_again(grid, soon, capl
 def test_silence_is_asked_less_and_less_often(grid, soon):
     link = grid(*[[]] * 9)
     assert ask(link, enough=0) == {}
-    assert len(link.grid.pushed) == 5  # at 0, 0.1, 0.2, 0.4 and 0.8 s of 1
+    assert len(link.grid.pushed) == 4  # at 0, 0.1, 0.3 and 0.7 s of 1
+
+
+def test_silence_is_counted_from_the_last_question(grid, monkeypatch):
+    """The node failed and was asked again after 0.15 s: 0.2 s after the first question it is not silent yet."""
+    monkeypatch.setattr(links, "SILENCE", 0.2)
+    monkeypatch.setattr(links, "AGAIN", 0.15)
+    link = grid([LookupError("gone")], [])
+    assert ask(link, enough=0, deadline=0.3, patience=0.3) == {}
+    assert len(link.grid.pushed) == 2
 
 
 def test_a_node_that_was_only_slow_is_heard_once(grid, soon):
@@ -113,6 +122,21 @@ def test_a_node_that_was_only_slow_is_heard_once(grid, soon):
     link.grid.come += [("m0", ANSWER), ("m1", ANSWER)]
     assert len(link.late()) == 1
     assert link.late() == []
+
+
+def test_who_answers_while_a_second_question_could_not_be_sent_is_not_asked_a_third_time(grid, soon, monkeypatch):
+    monkeypatch.setattr(links, "AGAIN", 0.2)
+    link = grid([], "lost", [ANSWER])
+    pull = link.grid.pull_messages
+
+    def slow(numbers):
+        if len(link.grid.pushed) == 2:
+            link.grid.come.append(("m0", ANSWER))
+        return pull(numbers)
+
+    link.grid.pull_messages = slow
+    assert ask(link)[0].kind == "step"
+    assert len(link.grid.pushed) == 2
 
 
 def test_the_errors_of_two_questions_are_one_failure(grid, soon, caplog):
