@@ -46,11 +46,9 @@ def kill_node_unseen(federation):
         known = lambda: dict(database.execute("select node_id, online_until from node"))
         wait(lambda: min(known().values()) < time.time() + 1, 90)  # the other one's is put off every half a minute
         node, before = min(known().items(), key=lambda pair: pair[1])
-        for process in server:
-            os.kill(process, signal.SIGSTOP)
+        _signal(server, signal.SIGSTOP)
         wait(lambda: known()[node] > before, 25)  # it is back; Flower gives a server app up after thirty seconds
-    for process in server:
-        os.kill(process, signal.SIGCONT)
+    _signal(server, signal.SIGCONT)
 
 
 def _relay(federation):
@@ -76,18 +74,19 @@ def kill_server_app(federation):
 def hang_node(federation):
     """It stops in the middle of whatever it does, and goes on twenty seconds later."""
     stopped = federation.processes_of("a", "fedpact.flower.resident")
-    for process in stopped:
-        os.kill(process, signal.SIGSTOP)
+    _signal(stopped, signal.SIGSTOP)
     time.sleep(20)
-    for process in stopped:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGCONT)
+    _signal(stopped, signal.SIGCONT)
 
 
 def _kill(processes):
+    _signal(processes, signal.SIGKILL)
+
+
+def _signal(processes, number):
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+            os.kill(process, number)
 
 
 FAULTS = (kill_node, kill_resident, kill_relay, kill_node_unseen, kill_superlink, kill_server_app, hang_node)
@@ -163,9 +162,7 @@ def test_a_node_that_hangs_is_left_out_by_the_deadline_and_the_run_goes_on(tmp_p
         def harm():
             while not (tmp_path / "run" / "history.csv").exists():
                 time.sleep(0.1)
-            for process in federation.processes_of("a"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGSTOP)
+            _signal(federation.processes_of("a"), signal.SIGSTOP)
 
         thread = threading.Thread(target=harm, daemon=True)
         thread.start()

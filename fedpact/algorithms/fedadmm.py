@@ -20,6 +20,7 @@ Differs from the paper:
   Table III is in docs/papers_admm.md.
 - newcomer="global" gives a client that takes part for the first time w_i = θ, the model it is sent. With w_i = θ⁰, as
   printed, its Δ_i holds θ − θ⁰: all that was learned before it came, once more.
+- ρ, η and γ may change with the rounds; the paper's γ does not.
 - besides SGD a client may take gradient steps on all rows or L-BFGS, and stop at (6) instead of after E_i epochs.
 - α_i is 1, or m·n_i/n with weights="rows": the paper's n_i/n on the scale of the first.
 - Theorem 1 needs η = |S|/m (eta="participation") and ρ > (1+√5)L (rho="lipschitz"); the experiments have η = 1,
