@@ -22,7 +22,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -37,14 +37,14 @@ from fedpact.core.files import append_synced, make_folder
 from fedpact.core.settings import Settings
 from fedpact.core.stop import Target
 from fedpact.engines import HostEngine
-from fedpact.papers.study import Study
+from fedpact.papers.study import Study, whole_lines
 from fedpact.problems import CNN1, CNN2
 from fedpact.run import run, uninterrupted
 from fedpact.tune import rungs, tune
 
 RATES, RHOS = (0.01, 0.1, 0.2, 0.5), (0.001, 0.01, 0.1, 1.0)
 PARTICIPATION, TUNE_ROUNDS, MOST = 0.1, 5, 100
-ENGINE = HostEngine(at_once=1)  # the fastest for these networks on a CPU
+MANY = 500  # clients whose states are kept on disk: two of CNN1 for each of 1,000 are 13 GB
 TARGETS = {"mnist": 0.97, "fmnist": 0.80, "cifar": 0.45}
 LOADERS = {"mnist": data.mnist, "fmnist": data.fashion_mnist, "cifar": data.cifar10}
 ROWS = {"mnist": 60_000, "fmnist": 60_000, "cifar": 50_000}  # for training
@@ -73,6 +73,11 @@ class Cell:
         """The data dealt by this seed."""
         how = {"iid": "iid", "noniid": "shards", "imbalanced": "imbalanced"}[self.split]
         return _dataset(self.dataset).split(self.clients, how=how, seed=seed)
+
+    @property
+    def engine(self) -> HostEngine:
+        """One client at a time is the fastest for these networks on a CPU."""
+        return HostEngine(at_once=1, spill=self.clients >= MANY)
 
     @property
     def problem(self) -> Any:
@@ -130,6 +135,11 @@ class Row(NamedTuple):
         """Rounds that were run: the first accuracy is the start's."""
         return len(self.accuracies) - 1
 
+    @property
+    def broken(self) -> bool:
+        """Whether it ended before its time and without the target: something was not finite."""
+        return self.reached is None and self.rounds < self.most
+
 
 class Results:
     """results.csv: read once, appended to."""
@@ -138,13 +148,9 @@ class Results:
         self.path, self.source = path, source
         self.rows: list[dict[str, str]] = []
         if path.is_file():
-            text = path.read_text(encoding="utf-8")
-            whole = text[: text.rfind("\n") + 1]  # a row that a crash cut short is left out
-            self.rows = list(csv.DictReader(io.StringIO(whole)))
+            self.rows = list(csv.DictReader(whole_lines(path)))
             if self.rows and tuple(self.rows[0]) != COLUMNS:
                 raise DataError(f"{path} must have the columns {', '.join(COLUMNS)}. Move it away to start anew.")
-            if len(whole) < len(text):
-                append_synced(path, b"\n")
 
     def find(self, entry: Entry) -> list[Row]:
         """The finished runs of an entry, by seed; the longest of each seed."""
@@ -242,7 +248,7 @@ def chosen(study: Study, results: Results, entry: Entry) -> tuple[Settings, floa
     def search() -> dict[str, Any]:
         begun = time.perf_counter()
         options: dict[str, Any] = {"participation": PARTICIPATION, "metric": "test_accuracy", "rounds": TUNE_ROUNDS}
-        options["engine"] = ENGINE
+        options["engine"] = cell.engine
         found = tune(entry.settings, cell.problem, cell.federation(0), grid, **options)
         best = {name: found.settings.to_dict()[name] for name in grid}
         return {"best": best, "hours": (time.perf_counter() - begun) / 3600, "trials": found.table()}
@@ -288,7 +294,7 @@ def _run(study: Study, results: Results, entry: Entry, seed: int, most: int) -> 
     settings, tuning = chosen(study, results, entry)
     stop = Target("test_accuracy", target, above=True) if entry.to_target else None
     options: dict[str, Any] = {"participation": PARTICIPATION, "rounds": most, "seed": seed, "stop": stop}
-    options["engine"] = ENGINE
+    options["engine"] = cell.engine
     decided = json.dumps([cell.name, _plain(settings), seed, most, entry.to_target, results.source], sort_keys=True)
     own = results.path.parent / "under-way" / sha256(decided.encode()).hexdigest()[:16]
     one = run(settings, cell.problem, cell.federation(seed), progress=None, folder=own, resume=True, **options)
@@ -315,11 +321,14 @@ def _run(study: Study, results: Results, entry: Entry, seed: int, most: int) -> 
         }
     )
     shutil.rmtree(own, ignore_errors=True)
-    study.say(f"{cell.name}, {entry.name}, seed {seed}: {_told(reached, most)}, {accuracies[-1]:.3f}, {hours:.2f} h")
+    told = _told(_read(results.rows[-1]))
+    study.say(f"{cell.name}, {entry.name}, seed {seed}: {told}, {accuracies[-1]:.3f}, {hours:.2f} h")
 
 
-def _told(reached: int | None, most: int) -> str:
-    return f"> {most} rounds" if reached is None else f"{reached} rounds"
+def _told(row: Row) -> str:
+    if row.broken:
+        return f"not finite after {row.rounds} rounds"
+    return f"> {row.most} rounds" if row.reached is None else f"{row.reached} rounds"
 
 
 def estimate(results: Results, entry: Entry) -> float:
@@ -362,20 +371,33 @@ def admm(cell: Cell, epochs: int, batch: int | None, label: str = "FedADMM", **c
     return Entry(cell, label, FedADMM.preset(preset, **own), tuned="rate" not in changes, **kept)
 
 
-def baselines(cell: Cell, epochs: int, batch: int | None, after: Entry) -> Iterator[Entry]:
-    """FedSGD, FedAvg, FedProx and SCAFFOLD, tuned."""
+def baselines(cell: Cell, epochs: int, batch: int | None, after: Entry, vary: bool = True) -> Iterator[Entry]:
+    """FedSGD, FedAvg, FedProx and SCAFFOLD, tuned; FedProx with E_i drawn from 1..E unless told otherwise."""
     short = {"short": cell.split == "imbalanced"}
     own: dict[str, Any] = {"epochs": epochs, "batch": batch, **short}
     yield Entry(cell, "FedSGD", FedSGD(), tuned=True, after=after)
     yield Entry(cell, "FedAvg", FedAvg(step=0.1, **own), tuned=True, after=after)
-    yield Entry(cell, "FedProx", FedProx(step=0.1, vary=True, **own), tuned=True, after=after)
+    yield Entry(cell, "FedProx", FedProx(step=0.1, vary=vary, **own), tuned=True, after=after)
     yield Entry(cell, "SCAFFOLD", Scaffold(**own), tuned=True, after=after)
 
 
-def named(cells: list[str] | None, entries: list[Entry]) -> list[Entry]:
-    """The entries of the cells asked for."""
-    known = {entry.cell.name for entry in entries}
-    for name in cells or ():
+class Asked(NamedTuple):
+    """What of a table is to be filled: cells and algorithms by their names (None: all), no run begun after `hours`."""
+
+    cells: Sequence[str] | None = None
+    algorithms: Sequence[str] | None = None
+    hours: float = 0.0
+
+
+def named(asked: Asked, entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """The entries of the cells asked for, which a table shows, and those of them to fill."""
+    shown = _chosen("cell", asked.cells, entries, lambda entry: entry.cell.name)
+    return shown, _chosen("algorithm", asked.algorithms, shown, lambda entry: entry.label)
+
+
+def _chosen(kind: str, names: Sequence[str] | None, entries: list[Entry], own: Callable[[Entry], str]) -> list[Entry]:
+    known = {own(entry) for entry in entries}
+    for name in names or ():
         if name not in known:
-            raise unknown("cell", name, known)
-    return [entry for entry in entries if not cells or entry.cell.name in cells]
+            raise unknown(kind, name, known)
+    return [entry for entry in entries if not names or own(entry) in names]

@@ -45,7 +45,7 @@ class Study:
         self.begun = time.perf_counter()
         make_folder(folder)
         self._kept: dict[str, Any] = {}
-        for number, line in enumerate(_lines(cells), 1):
+        for number, line in enumerate(whole_lines(cells), 1):
             try:
                 entry = json.loads(line)
                 self._kept[entry["cell"]] = entry["result"]
@@ -98,7 +98,7 @@ class Study:
         }
 
 
-def _lines(path: Path) -> list[str]:
+def whole_lines(path: Path) -> list[str]:
     """The whole lines of a file that grows by appending; a last line that was cut short is taken off."""
     if not path.is_file():
         return []

@@ -23,6 +23,9 @@ class Plot(NamedTuple):
     without: str = ""
 
 
+#: On what rows the columns of tests are.
+TESTED = "On the dataset's own test set; of a federation, on the rows that its nodes hold out."
+
 _FIRST = (
     Plot("objective", "Objective against rounds"),
     Plot("gradient", "Squared norm of the mean gradient against rounds", "0 at a stationary point."),
@@ -47,9 +50,9 @@ _THEN = (
     ),
     Plot("slack", "Slack of the approximate problems", "Sum over the constraints; 0 where they can all be kept."),
     Plot("accuracy", "Training accuracy against rounds", "Held-out scores, if any, are below."),
-    Plot("test_accuracy", "Test accuracy against rounds", "On the dataset's own test set."),
+    Plot("test_accuracy", "Test accuracy against rounds", TESTED),
     Plot("test_accuracy", "Test accuracy against bytes sent", "Both directions.", "bytes"),
-    Plot("test_loss", "Test loss against rounds", "On the dataset's own test set."),
+    Plot("test_loss", "Test loss against rounds", TESTED),
     Plot("privacy", "ε spent against rounds", "By the worst client, as tracked round by round."),
     Plot("objective", "Objective against ε spent", "By the worst client.", "privacy"),
     Plot("accuracy", "Training accuracy against ε spent", "By the worst client.", "privacy"),

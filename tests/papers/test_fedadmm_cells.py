@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from fedpact import data
+from fedpact import data, papers
 from fedpact.algorithms import FedADMM, FedAvg, FedSGD
+from fedpact.core.errors import InvalidArgument, UnknownName
 from fedpact.core.stop import Outcome, Target
 from fedpact.folder import RunFolder
 from fedpact.papers import fedadmm
 from fedpact.papers import fedadmm_cells as cells
-from fedpact.papers.fedadmm_cells import COLUMNS, Cell, Entry, Results, admm, baselines
+from fedpact.papers.fedadmm_cells import COLUMNS, Asked, Cell, Entry, Results, admm, baselines
+from fedpact.papers.fedadmm_rounds import reductions
 from fedpact.papers.study import Study
 from fedpact.problems import TwoLayer
 
@@ -67,6 +71,18 @@ def test_a_row_of_a_time_before_a_setting_existed_has_its_default(results):
     assert [row.seed for row in results.find(entry)] == [0]
     assert results.find(mine(rate=0.1, duals=False)) == []
     assert results.find(mine(rate=0.2)) == []
+
+
+def test_a_row_that_was_cut_short_is_taken_off_and_hides_none_after_it(results):
+    """Cut within its settings, where a quote is open."""
+    done(results, mine())
+    whole = results.path.read_bytes()
+    done(results, mine(), seed=1)
+    results.path.write_bytes(results.path.read_bytes()[: len(whole) + 60])
+    again = Results(results.path, "now")
+    assert results.path.read_bytes() == whole
+    done(again, mine(), seed=2)
+    assert [row.seed for row in Results(results.path, "now").find(mine())] == [0, 2]
 
 
 def test_runs_of_a_fixed_length_are_apart_from_those_to_the_target(results):
@@ -239,6 +255,101 @@ def test_a_table_has_the_hours_of_tuning_and_of_what_is_left(results, monkeypatc
     assert fedadmm._row(results, entry)["to do"] == ""
 
 
+def test_a_seed_that_did_not_get_there_counts_by_the_rounds_it_had(results):
+    entry = mine()
+    done(results, entry, reached=30)
+    done(results, entry, seed=1, reached=None, rounds=100)
+    done(results, entry, seed=2, reached=32)
+    assert fedadmm._row(results, entry)["rounds"] == "> 54"
+
+
+def test_a_run_that_was_not_finite_is_not_told_as_one_that_was_slow(results):
+    entry = mine(seeds=1)
+    done(results, entry, reached=None, rounds=3)
+    assert fedadmm._row(results, entry)["rounds"] == "not finite after 3"
+
+
+def test_a_claim_is_not_tested_on_some_of_the_seeds(results):
+    entry = mine()
+    done(results, entry, reached=8)
+    (claim,) = fedadmm._best(results, [entry], CELL.name)
+    assert claim[1:] == (None, "8, with 1 of 3 seeds")
+    for seed in (1, 2):
+        done(results, entry, seed=seed, reached=9)
+    assert fedadmm._best(results, [entry], CELL.name)[0][1] is True
+
+
+def test_table_3_before_any_run(study, monkeypatch):
+    """Every cell with all its lines, what they would take, and the sum of it."""
+    monkeypatch.setattr(fedadmm, "fill", lambda *_: None)
+    monkeypatch.setattr(Study, "finish", lambda self, title, lead, claims, figures, tables: tables)
+    tables = fedadmm.table3(study, Asked())
+    assert {row["rounds"] for row in tables["Rounds"]} == {"not run"}
+    for name in fedadmm.PRINTED:
+        labels = [row["algorithm"] for row in tables["Rounds"] if row["cell"] == name]
+        assert labels[:2] == ["FedADMM", "FedAvg, all but duals of FedADMM"]
+        assert {*fedadmm.ORDER, "FedADMM as printed", "FedADMM, E_i drawn"} <= set(labels)
+    *each, every = tables["Hours"]
+    assert [row["cell"] for row in each] == list(fedadmm.PRINTED)
+    assert every["to do"] == pytest.approx(sum(row["to do"] for row in each))
+    assert every["hours"] == 0
+
+
+def test_what_stands_beside_fedadmm_differs_from_it_in_the_duals_alone():
+    for mine, plain in pairwise(fedadmm._table3_entries()):
+        if mine.label == "FedADMM":
+            ours, other = mine.settings.to_dict(), plain.settings.to_dict()
+            assert {name: other[name] for name in ours if ours[name] != other[name]} == {"duals": False, "rho": 0.0}
+            assert plain.tuned == mine.tuned
+
+
+VARIED = {
+    fedadmm.table4: {"epochs"},
+    fedadmm.fig6: {"eta"},
+    fedadmm.fig7: {"epochs"},
+    fedadmm.fig8: {"start", "eta"},
+    fedadmm.fig9: {"rho"},
+}
+
+
+def asked(figure, study, monkeypatch):
+    """The entries of a table or figure, and its lead."""
+    seen = []
+    monkeypatch.setattr(fedadmm, "_plain_study", lambda study, title, entries, *rest: seen.append((entries, rest)))
+    figure(study, Asked())
+    ((entries, (_, lead, *_)),) = seen
+    return entries, lead
+
+
+@pytest.mark.parametrize("figure", VARIED, ids=lambda f: f.__name__)
+def test_a_cell_on_which_rate_01_does_not_train_has_what_table_3_found(figure, study, monkeypatch):
+    """B, rate and momentum alone: a figure keeps what it varies, and E."""
+    entries, lead = asked(figure, study, monkeypatch)
+    (found,) = (e for e in fedadmm._table3_entries() if e.name == "FedADMM" and e.cell.name == "mnist-100-noniid")
+    by_cell = {
+        cell: {e.label: e.settings.to_dict() for e in entries if e.cell.name == cell} for cell in fedadmm.HUNDRED
+    }
+    iid, other = by_cell.values()
+    assert list(iid) == list(other)
+    for label, own in other.items():
+        assert {key: own[key] for key in ("batch", "rate", "momentum")} == {"batch": 10, "rate": 0.05, "momentum": 0.0}
+        assert {key for key in own if own[key] != iid[label][key]} <= {"batch", "rate", "momentum"}
+    assert {(own["batch"], own["rate"]) for own in iid.values()} == {(200, 0.1)}
+    first, *rest = other.values()
+    assert {key for own in rest for key in own if own[key] != first[key]} == VARIED[figure]
+    assert (found.settings.batch, found.settings.rate, found.settings.momentum) == (10, 0.05, 0.0)
+    assert "On mnist-100-noniid" in lead
+    assert "there FedADMM has B = 10, rate 0.05 and momentum 0, as in Table III." in lead
+
+
+def test_the_runs_that_the_docs_tell_of_are_those_of_table_3():
+    """Labels and settings of entries are what rows are found by: who changes one loses days of computing."""
+    kept = Results(Path(__file__).parents[2] / "docs" / "fedadmm_results.csv", "now")
+    found = {e.label: kept.find(e) for e in fedadmm._table3_entries() if e.cell.name == "mnist-100-noniid"}
+    assert [row.reached for row in found["FedADMM"]] == [24, 19, 19]
+    assert [row.reached for row in found["FedAvg, all but duals of FedADMM"]] == [25]
+
+
 @pytest.mark.parametrize("claims", [lambda r, e: fedadmm._best(r, e, CELL.name)[1:], fedadmm._fewest])
 def test_fewer_than_every_baseline_is_tested_where_all_were_run(results, claims):
     entry = mine(seeds=1)
@@ -251,6 +362,90 @@ def test_fewer_than_every_baseline_is_tested_where_all_were_run(results, claims)
     assert claims(results, [entry, *others])[0][1] is True
     done(results, others[0], reached=7, most=101)
     assert claims(results, [entry, *others])[0][1] is False
+
+
+# Reductions
+
+
+def test_the_reductions_of_table_3_are_those_printed():
+    """Its last line: over the best baseline of each column."""
+    printed = ("47.4 %", "56.6 %", "86.9 %", "82.2 %", "70.0 %", "78.8 %", "70.8 %", "82.0 %")
+    assert tuple(map(fedadmm._printed, fedadmm.PRINTED)) == printed
+
+
+CUT = 60  # "> 60"
+#: FedADMM's rounds and those of FedSGD, FedAvg, FedProx, SCAFFOLD (None: not run; "nan": not finite) → the reduction
+REDUCED = [
+    (10, (297, 19, 29, 27), "FedAvg", "47.4 %"),
+    (30, (297, 20, 29, 27), "FedAvg", "-50.0 %"),
+    (15, (f"> {CUT}",) * 4, "FedSGD", "> 75.0 %"),
+    (15, ("nan", f"> {CUT}", "nan", f"> {CUT}"), "FedAvg", "> 75.0 %"),
+    (15, (f"> {CUT}", 30, "nan", 45), "FedAvg", "50.0 %"),
+    (15, (f"> {CUT}", 80, 90, 90), "FedAvg", "> 75.0 %, < 81.2 %"),
+    (15, (None, 30, None, 45), "FedAvg", "< 50.0 %"),
+    (15, (None, f"> {CUT}", None, "nan"), "FedAvg", "not known"),
+    (15, ("nan",) * 4, "FedSGD", "no baseline gets there"),
+    (15, (None,) * 4, "not run", "not run"),
+    (f"> {CUT}", (297, 40, 50, 50), "FedAvg", "< -50.0 %"),
+    (f"> {CUT}", (f"> {CUT}",) * 4, "FedSGD", "not known"),
+    ("nan", (297, 40, 50, 50), "FedAvg", "does not get there"),
+    (None, (297, 40, 50, 50), "FedAvg", "not run"),
+]
+
+
+@pytest.mark.parametrize(("own", "others", "best", "reduction"), REDUCED)
+def test_a_reduction_is_a_bound_where_a_run_was_cut_or_is_not_there(results, own, others, best, reduction):
+    entry = mine(seeds=1)
+    entries = [entry, *baselines(CELL, 5, 200, entry)]
+    for one, reached in zip(entries, (own, *others), strict=True):
+        if isinstance(reached, int):
+            done(results, one, reached=reached, most=300)
+        elif reached is not None:
+            done(results, one, reached=None, rounds=3 if reached == "nan" else CUT, most=CUT)
+    (row,) = reductions(results, entries, ["FedADMM"], fedadmm.BASELINES)
+    assert (row["best baseline"], row["reduction"]) == (best, reduction)
+    unrun = [label for label, reached in zip(fedadmm.BASELINES, others, strict=True) if reached is None]
+    assert row["not run"] == ", ".join(unrun)
+    assert row["cell"] == CELL.name
+
+
+def test_a_reduction_says_of_how_many_seeds_it_is(results):
+    """A seed that was cut at 40 makes the mean of 20 and 40 and more a bound, and the reduction one from above."""
+    entry = mine()
+    others = list(baselines(CELL, 5, 200, entry))
+    for other in others:
+        done(results, other, reached=100)
+    done(results, entry, reached=20)
+    first = reductions(results, [entry, *others], ["FedADMM"], fedadmm.BASELINES)[0]
+    assert (first["rounds"], first["seeds"], first["reduction"]) == (20.0, "1 of 3", "80.0 %")
+    done(results, entry, seed=1, reached=None, rounds=40, most=40)
+    second = reductions(results, [entry, *others], ["FedADMM"], fedadmm.BASELINES)[0]
+    assert (second["rounds"], second["seeds"], second["reduction"]) == ("> 30", "2 of 3", "< 70.0 %")
+
+
+#: Which lines save against which, by what is shown of it.
+AGAINST = {
+    fedadmm.table3: ({"FedADMM"}, {"FedSGD", "FedAvg", "FedProx", "SCAFFOLD"}),
+    fedadmm.table4: ({"E = 5", "E = 10"}, {"E = 1"}),
+    fedadmm.table5: ({"FedADMM"}, {"FedProx 0.01", "FedProx 0.1", "FedProx 1"}),
+    fedadmm.fig4: ({"FedADMM"}, {"FedSGD", "FedAvg", "FedProx", "SCAFFOLD"}),
+}
+
+
+@pytest.mark.parametrize("figure", AGAINST, ids=lambda f: f.__name__)
+def test_which_tables_have_reductions(figure, study, monkeypatch):
+    monkeypatch.setattr(fedadmm, "fill", lambda *_: None)
+    monkeypatch.setattr(fedadmm, "available", lambda dataset: True)
+    monkeypatch.setattr(Study, "finish", lambda self, title, lead, claims, figures, tables: (lead, tables))
+    lead, tables = figure(study, Asked())
+    own, others = AGAINST[figure]
+    cells_ = {row["cell"] for row in tables["Rounds"]}
+    assert {(row["cell"], row["algorithm"]) for row in tables["Reduction"]} == {(c, o) for c in cells_ for o in own}
+    assert {frozenset(row["not run"].split(", ")) for row in tables["Reduction"]} == {frozenset(others)}
+    assert {row["reduction"] for row in tables["Reduction"]} == {"not run"}
+    assert ("which the paper does not print" in lead) == (figure in (fedadmm.table4, fedadmm.table5))
+    if figure is fedadmm.table3:
+        assert tables["Reduction"][0]["printed"] == "47.4 %"
 
 
 def claims_of(figure, study, monkeypatch, last, twenty=None):
@@ -267,7 +462,7 @@ def claims_of(figure, study, monkeypatch, last, twenty=None):
         return [cells.Row(0, 100, 30, 1.0, path, {"rate": 0.1})] if path else []
 
     monkeypatch.setattr(Results, "find", find)
-    lead, claims, tables = figure(study, ["mnist-100-noniid"], 0)
+    lead, claims, tables = figure(study, Asked(["mnist-100-noniid"]))
     assert "100 rounds each, whatever they reach" in lead
     assert {row["algorithm"]: row["last accuracy"] for row in tables["Rounds"] if row["seeds"]} == last
     return {claim.partition(": ")[2]: holds for claim, holds, _ in claims}
@@ -293,10 +488,65 @@ def test_figure_9_is_of_the_accuracies_after_20_rounds_and_in_the_end(study, mon
     }
 
 
+# What is asked for
+
+
+def drawn(study, results, monkeypatch, figure=fedadmm.table3, **options):
+    """The names of the entries that were to be filled, and the tables."""
+    filled = []
+    monkeypatch.setattr(fedadmm, "fill", lambda study, results, entries, until: filled.extend(entries))
+    monkeypatch.setattr(fedadmm, "available", lambda dataset: True)
+    monkeypatch.setattr(Study, "finish", lambda self, title, lead, claims, figures, tables: tables)
+    tables = figure(study, Asked(**options))
+    return [(entry.cell.name, entry.label) for entry in filled], tables
+
+
+def test_only_the_algorithms_asked_for_are_run_and_all_are_shown(study, results, monkeypatch):
+    every, tables = drawn(study, results, monkeypatch)
+    assert [(row["cell"], row["algorithm"]) for row in tables["Rounds"]] == every
+    asked_for = {"algorithms": ["FedADMM as printed", "FedADMM"]}
+    filled, same = drawn(study, results, monkeypatch, **asked_for)
+    assert filled == [entry for entry in every if entry[1] in asked_for["algorithms"]]  # in the table's order
+    assert str(same) == str(tables)
+    filled, some = drawn(study, results, monkeypatch, cells=["mnist-100-iid"], **asked_for)
+    assert filled == [("mnist-100-iid", "FedADMM"), ("mnist-100-iid", "FedADMM as printed")]
+    assert str(some["Rounds"]) == str([row for row in tables["Rounds"] if row["cell"] == "mnist-100-iid"])
+    filled, _ = drawn(study, results, monkeypatch, fedadmm.fig6, algorithms=["η = 1.5"])
+    assert filled == [(cell, "η = 1.5") for cell in fedadmm.HUNDRED]
+
+
+def test_an_algorithm_that_no_cell_asked_for_has_is_refused_before_any_run(study, results, monkeypatch):
+    """Its name is that of a line, commas in it and all; one that other cells have is unknown here."""
+    valid = "FedADMM; FedADMM as printed; FedADMM, E_i drawn; FedAvg; FedAvg, all but duals of FedADMM; FedProx; FedSGD"
+    said = rf"^algorithm must be one of {valid}; SCAFFOLD, got 'FedAMM'\. Did you mean 'FedADMM'\?$"
+    with pytest.raises(UnknownName, match=said):
+        drawn(study, results, monkeypatch, cells=["mnist-100-iid"], algorithms=["FedADMM", "FedAMM"])
+    own = ["FedADMM, the paper's E and B"]
+    assert drawn(study, results, monkeypatch, algorithms=own)[0] == [("mnist-100-noniid", *own)]
+    with pytest.raises(UnknownName, match=r"got \"FedADMM, the paper's E and B\"\."):
+        drawn(study, results, monkeypatch, cells=["mnist-100-iid"], algorithms=own)
+
+
+def test_redraw_hands_on_what_is_asked_for(tmp_path, monkeypatch):
+    seen = []
+
+    def draw(study, asked):
+        seen.append(asked)
+
+    monkeypatch.setitem(papers.PAPERS, "fedadmm", {"table3": ("a table", draw)})
+    monkeypatch.setitem(papers.PAPERS, "fedepm", {"fig3": ("a figure", lambda study: None)})
+    options = {"out": str(tmp_path), "quiet": True}
+    papers.redraw("fedadmm", "table3", **options)
+    papers.redraw("fedadmm", "table3", cells=["a"], algorithms=["b", "c"], hours=0, **options)
+    assert seen == [Asked(None, None, 1e6), Asked(["a"], ["b", "c"], 0)]
+    with pytest.raises(InvalidArgument, match=r"^algorithm must be left out for fedepm fig3, got \['b'\]\. It has no"):
+        papers.redraw("fedepm", "fig3", algorithms=["b"], **options)
+
+
 @pytest.mark.parametrize("figure", [fedadmm.fig3, fedadmm.fig4, fedadmm.fig5, fedadmm.fig10])
 def test_leads_say_what_differs_from_the_paper(figure, study, monkeypatch):
     leads = []
-    monkeypatch.setattr(fedadmm, "_plain_study", lambda *args: leads.append(args[5]))
-    figure(study, None, 0)
+    monkeypatch.setattr(fedadmm, "_plain_study", lambda *args: leads.append(args[4]))
+    figure(study, Asked())
     assert "FedProx's ρ is tuned; the paper fixes it at 0.1 outside Table III." in leads[0]
     assert ("tunes everyone at 100 clients" in leads[0]) == (figure in (fedadmm.fig3, fedadmm.fig4))
