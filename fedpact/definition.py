@@ -109,6 +109,9 @@ class Experiment:
         hint = "A problem that is not JAX's runs there only."
         ok = not native or isinstance(self.engine, HostEngine)
         require(ok, "engine", f'"host" for {type(self.problem).__name__}', type(self.engine).__name__, hint=hint)
+        known = getattr(self.problem, "precisions", PRECISIONS)
+        these = " or ".join(f'"{name}"' for name in known)
+        require(self.precision in known, "precision", f"{these} for {type(self.problem).__name__}", self.precision)
         tested = not isinstance(self.engine, DebugEngine) and len(self.federation.dataset.test) > 0
         if self.telemetry is None:
             usual = "test" if deep and tested and not self.algorithm.sips else "all"
@@ -224,7 +227,8 @@ def loop_of(experiment: Experiment) -> Loop:
     source = "system" if isinstance(e.engine, FlowerEngine) else "seed"  # a simulation can be computed again
     guard = None if plan is None else Guard(plan, e.problem, algorithm, source)
     stop, telemetry = e.stop or Never(), e.telemetry or "all"
-    return Loop(algorithm, e.problem, e.engine, stop, e.evaluate_every, e.timing, telemetry, guard)
+    scored = getattr(e.federation, "scored", False)  # by nodes, on rows that they hold out
+    return Loop(algorithm, e.problem, e.engine, stop, e.evaluate_every, e.timing, telemetry, guard, scored)
 
 
 def private_plan(experiment: Experiment) -> Plan | None:

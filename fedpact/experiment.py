@@ -2,6 +2,7 @@
 
 name = "adult"                        # what tables call the run (default: the algorithm)
 [data]       name = "adult"           # or csv = "file.csv", target = "…", categorical = […], drop = […], scale, coding
+             # categories = { ward = ["a", "b"] }  classes = ["no", "yes"]  which the rows are then not asked for
              # or csv = { lab = "lab.csv", ward = "ward.csv" }  on = "id"  target = "…"  unmatched = "drop"
 [split]      how = "cuts"  clients = 50  seed = 0  holdout = 0.2           # and the split's own options
              # how = "features"  clients = 4, or blocks = [["age", "sex"], ["dose"]]  names = […]  closer = 0
@@ -34,12 +35,15 @@ from fedpact.core.participation import Covering, Everyone, Fraction, Independent
 from fedpact.core.settings import Settings, called
 from fedpact.core.stop import GradientNorm, Rising, Rule, Seconds, Target, Variance, any_of
 from fedpact.core.vertical import Layout
+from fedpact.data import federation
 from fedpact.definition import Experiment
 from fedpact.engines import ENGINES
 from fedpact.privacy.private import Private
 from fedpact.problems import PROBLEMS, Logistic
 
 TABLES = ("data", "split", "problem", "algorithm", "run", "stop", "privacy")
+#: Keys of [split] that say which rows are held out.
+DRAW = ("holdout", "seed")
 RUN_KEYS = ("participation", "rounds", "seed", "evaluate_every", "precision", "engine", "timing", "telemetry")
 SCHEMES: dict[str, type] = {
     "everyone": Everyone,
@@ -125,13 +129,14 @@ class Parts(NamedTuple):
 def build(values: Mapping[str, Any]) -> tuple[Experiment, str | None]:
     """The experiment a file describes, checked throughout, and its name."""
     found = parts(values)
-    federation = federation_of(values)
-    made = Experiment(found.algorithm, found.problem, federation, stop=found.stop, privacy=found.private, **found.run)
+    options: dict[str, Any] = {"stop": found.stop, "privacy": found.private, **found.run}
+    made = Experiment(found.algorithm, found.problem, federation_of(values), **options)
     return made, found.name
 
 
 def federation_of(values: Mapping[str, Any]) -> Any:
     """The data of an experiment file, at its clients."""
+    check_rows(values)
     return _federation(dict(values.get("data", {})), dict(values.get("split", {})))
 
 
@@ -154,40 +159,55 @@ def parts(values: Mapping[str, Any]) -> Parts:
     run = _run(tables["run"])
     stop = _stop(tables["stop"])
     private = called("[privacy]", Private, tables["privacy"]) if "privacy" in values else None
+    check_rows(values)
     return Parts(settings, problem, run, stop, private, name)
+
+
+def check_rows(values: Mapping[str, Any]) -> None:
+    """Refuse keys of [data] and [split] that nobody reads, here or at a node, and a draw that cannot be."""
+    source, split = dict(values.get("data", {})), dict(values.get("split", {}))
+    several = isinstance(source.get("csv"), (Mapping, list)) or ("on" in source and "csv" not in source)
+    if several:
+        _check_keys("[data]", source, ["csv", *_arguments(data.align, "files", *DRAW)])
+        _check_keys("[split] of several files", split, ["how", *DRAW])
+        how = split.get("how", "features")
+        require(how == "features", "how", '"features" where csv has a file per party', how, hint="Leave it out.")
+    elif "name" in source and "csv" not in source:
+        name = source.pop("name")
+        require(isinstance(name, str), "data.name", "the name of a dataset", name, hint="See: fedpact list")
+        data.check_options(name, source)
+    else:  # a file, here or at every node
+        none = "csv" not in source
+        hint = "In a simulation [data] must have 'name' or 'csv' and 'target'." if none else ""
+        known = ["csv", *(("name", "on") if none else ()), *_arguments(data.from_csv, "path")]
+        _check_keys("[data]", source, known, hint)
+    if not several:
+        federation.check_options(split.get("how", "iid"), split)
+    federation.require_draw(split.get("seed", 0), split.get("holdout", 0.0))
+
+
+def _check_keys(where: str, table: Mapping[str, Any], known: Iterable[str], hint: str = "") -> None:
+    for key in table:
+        if key not in known:
+            raise unknown(f"key of {where}", key, known, hint=hint)
+
+
+def _arguments(function: Callable[..., Any], *but: str) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name not in but]
 
 
 def _federation(source: dict[str, Any], split: dict[str, Any]) -> Any:
     if isinstance(source.get("csv"), (Mapping, list)):
-        return _aligned(source, split)
+        split.pop("how", None)
+        return called("[data]", data.align, {"files": source.pop("csv"), **source, **split})
     if "csv" in source:
-        known = ["csv", *inspect.signature(data.from_csv).parameters]
-        known.remove("path")  # what the function calls it
-        for key in source:
-            if key not in known:
-                raise unknown("key of [data]", key, known)
         source = _without_owner(source, split.get("column"))
         dataset = called("[data]", data.from_csv, {"path": source.pop("csv"), **source})
     else:
         if "name" not in source:
             raise InvalidArgument("[data] must have 'name' or 'csv' and 'target', got neither. See: fedpact list")
-        name = source.pop("name")
-        require(isinstance(name, str), "data.name", "the name of a dataset", name, hint="See: fedpact list")
-        dataset = data.load(name, **source)
+        dataset = data.load(source.pop("name"), **source)
     return dataset.split(**split)
-
-
-def _aligned(source: dict[str, Any], split: dict[str, Any]) -> Any:
-    """A file per party, joined by ids: who holds which columns is said by the files."""
-    own = ("holdout", "seed")  # of [split]
-    known = [key for key in inspect.signature(data.align).parameters if key not in ("files", *own)]
-    for where, table, keys in (("[data]", source, ["csv", *known]), ("[split] of several files", split, ["how", *own])):
-        for key in table:
-            if key not in keys:
-                raise unknown(f"key of {where}", key, keys)
-    how = split.pop("how", "features")
-    require(how == "features", "how", '"features" where csv has a file per party', how, hint="Leave it out.")
-    return called("[data]", data.align, {"files": source.pop("csv"), **source, **split})
 
 
 def _without_owner(source: dict[str, Any], column: Any) -> dict[str, Any]:
@@ -197,7 +217,8 @@ def _without_owner(source: dict[str, Any], column: Any) -> dict[str, Any]:
     )
     if not isinstance(column, str) or not isinstance(drop, list) or not isinstance(categorical, list):
         return source
-    if column in (*drop, *categorical, source.get("target")):
+    lists = source.get("categories")
+    if column in (*drop, *categorical, *(lists if isinstance(lists, Mapping) else ()), source.get("target")):
         return source
     try:
         header, _ = data.tables.read_rows(source["csv"])

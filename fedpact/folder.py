@@ -4,6 +4,7 @@ experiment.json   the experiment file, where there was one        config.json   
 environment.json  versions and machine                            history.csv    a row per round, as it grows
 checkpoint-*.bin  the last two                                    model.bin, report.html, result.json   at the end
 clients/          the clients' states, where the engine keeps them on the host
+events.jsonl      of a federation: who was left out, refused or late, and why, by the rows of history.csv
 ledger.*          what a private run has released (`privacy.ledger`), before it is released
 .lock             held by the process that runs here; the system lets go of it however the process ends
 """
@@ -25,8 +26,16 @@ import jax
 from fedpact.core import checkpoint
 from fedpact.core.driver import Resumed
 from fedpact.core.environment import environment
-from fedpact.core.errors import CheckpointError, DataError, OutputError, is_number, require
-from fedpact.core.files import append_synced, json_text, make_folder, read_json, write_json, writing
+from fedpact.core.errors import CheckpointError, DataError, FolderHeld, OutputError, is_number, require
+from fedpact.core.files import (
+    append_synced,
+    json_text,
+    make_folder,
+    read_json,
+    write_atomic,
+    write_json,
+    writing,
+)
 from fedpact.core.history import TELEMETRY, History
 from fedpact.core.stop import Outcome
 from fedpact.model import Model, problem_name, trained
@@ -39,6 +48,7 @@ CHECKPOINT_COST = 0.25
 #: What says that a run is finished; result.json first, so that nothing reads as finished that is not whole.
 END = ("result.json", "report.html", "model.bin")
 LOCK = ".lock"
+EVENTS = "events.jsonl"
 #: How many settings are named where a run's are not those of the folder.
 DIFFERENCES = 4
 #: What the two files of a finished run must hold.
@@ -75,7 +85,7 @@ def _locked(folder: Path) -> Any:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise OutputError(
+        raise FolderHeld(
             f"output folder must be free, got {str(folder)!r}, in which another process is running. "
             "Wait for its end, or choose another folder."
         ) from None
@@ -141,6 +151,7 @@ class RunFolder:
         problem_name(trained(experiment.problem))  # the end saves a model: refuse now what could not be saved then
         self.folder, self.settings = folder, experiment.digest()
         self.written, self.saved_at, self.cost = 0, -math.inf, 0.0
+        self._events = getattr(experiment.engine, "events", list)  # what the engine has decided since it was asked
         self._often = getattr(experiment.engine, "every_round", False)
         self.last: tuple[Any, History, float] | None = None
         self._resumed: Resumed | None = None
@@ -241,6 +252,8 @@ class RunFolder:
             whole = checkpoint.restore(carry, found.leaves, (self.folder, found.versions, found.digests))
             with writing(csv), csv.open("rb+") as file:
                 file.truncate(found.history_bytes)
+            self._events()  # of row 0, which was measured again to learn its columns
+            self._cut_events(found.round)
             self._settle(experiment, source)
             return whole
 
@@ -250,9 +263,21 @@ class RunFolder:
         """Remove the end of a shorter run: until it is written again this one is not finished."""
         if self._ended:
             with writing(self.folder):
-                for name in END if self._resumed else (*END, "history.csv"):
+                for name in END if self._resumed else (*END, "history.csv", EVENTS):
                     (self.folder / name).unlink(missing_ok=True)
         self._ended = False
+
+    def _cut_events(self, rounds: int) -> None:
+        """Leave the events of these rounds: those after them are decided anew."""
+        path = self.folder / EVENTS
+        if path.is_file():
+            lines = path.read_bytes().splitlines(keepends=True)
+            write_atomic(path, b"".join(line for line in lines if _round_of(line) <= rounds))
+
+    def _tell_events(self, events: list[dict[str, Any]]) -> None:
+        text = "".join(f"{json.dumps(event, ensure_ascii=False)}\n" for event in events)
+        if text:
+            append_synced(self.folder / EVENTS, text.encode())
 
     @property
     def begun(self) -> int:
@@ -277,6 +302,7 @@ class RunFolder:
     def after_block(self, carry: Any, history: History, elapsed: float) -> None:
         """Append the new rows; save a checkpoint when the last one is old enough."""
         self._reopen()
+        self._tell_events([event for event in self._events() if event["round"] <= history.rounds])
         rows = history.lines(self.written).encode()
         append_synced(self.folder / "history.csv", rows)
         self._text.update(rows)
@@ -300,12 +326,21 @@ class RunFolder:
     def finish(self, result: Any) -> None:
         """Save the end, the model and the result."""
         self._reopen()
+        self._tell_events([event for event in self._events() if event["what"] == "after_end"])
         self.save()
         if self.written == 0:
             append_synced(self.folder / "history.csv", result.history.lines().encode())
         result.model.save(self.folder / "model.bin")
         result.report(self.folder)
         write_json(self.folder / "result.json", record(result))  # last: its presence says that all is there
+
+
+def _round_of(event: bytes) -> float:
+    """The round of a line of events; of one that was cut while it was written, one that never was."""
+    try:
+        return float(json.loads(event)["round"]) if event.endswith(b"\n") else math.inf
+    except (ValueError, TypeError, LookupError):
+        return math.inf
 
 
 def _not_new(folder: Path) -> OutputError:

@@ -328,7 +328,8 @@ def _run(
     model = Model(trained(e.problem), as_host(end.model), dataset.schema, dataset.x.dtype == np.uint8)
     scores = held_out(model, e.federation) if has_held_out(e.federation) else None
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
-    given = [*notices.unmatched(e.federation), *notices.uncovered(e, loop.algorithm)]
+    remarks = getattr(e.federation, "remarks", ())  # of a federation of nodes: what the file asks for in vain
+    given = [*remarks, *notices.unmatched(e.federation), *notices.uncovered(e, loop.algorithm)]
     spent = (
         []
         if account is None
@@ -413,6 +414,7 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
         )
     finally:
         bar.close()
+    getattr(experiment.engine, "ended", lambda rounds: None)(end.history.rounds)  # what came too late is told of
     result = _run(experiment, loop, end, name, keeper.folder if keeper is not None else None, account)
     if keeper is not None:
         result = _with_least(result, experiment, least(experiment.problem, experiment.federation))

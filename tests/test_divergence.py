@@ -13,7 +13,7 @@ import pytest
 from helpers_experiment import experiment, history_cells, patients, same_bits, tree, whole, write_csv, write_toml
 
 import fedpact as fp
-from fedpact.core.errors import DataError
+from fedpact.core.errors import ClientError, DataError
 from fedpact.core.stop import Outcome
 from fedpact.experiment import build, read
 from fedpact.metrics import score
@@ -83,8 +83,8 @@ def test_the_client_that_diverges_is_named_and_the_last_good_state_kept(command,
     done = command("run", outlier, "--out", "run")
     assert done.code == 1
     assert "Traceback" not in done.err
-    where = "round 3, client 4: its upload is not finite"
-    assert f"a number was not finite: {where}." in done.out
+    found = re.search(r"a number was not finite: (round 3, client 4: its upload is not finite; .* was \S+)\.", done.out)
+    where = found[1]
     folder = tmp_path / "run"
     whole(folder)
     assert where in (folder / "report.html").read_text(encoding="utf-8")
@@ -102,13 +102,19 @@ def test_the_client_that_diverges_is_named_and_the_last_good_state_kept(command,
     assert tree(folder)["model.bin"] == before["model.bin"]
 
 
+def half_square(x, y, w):
+    return np.mean((np.asarray(x) @ np.asarray(w) - y) ** 2) / 2
+
+
 def test_divergence_in_python_is_a_result(outlier):
     experiment, _ = build(read(outlier))
     participation, rounds = experiment.participation, experiment.rounds
     setup = (experiment.algorithm, experiment.problem, experiment.federation)
     run = fp.run(*setup, participation=participation, rounds=rounds)
     assert run.outcome.startswith("a number was not finite: ")
-    assert run.where == "round 3, client 4: its upload is not finite"
+    loss = half_square(*experiment.federation.client(4), run.model.w.tree["w"])
+    told = f"its upload is not finite; at the model it was sent its loss was {loss:.4g}"
+    assert run.where == f"round 3, client 4: {told}"
     assert run.history.rounds == 3
     assert np.all(np.isfinite(run.model.w.tree["w"]))
     assert any("round 3, client 4" in notice for notice in run.notices)
@@ -121,6 +127,68 @@ def test_the_debug_engine_names_the_stage_too(command, outlier, tmp_path):
     assert done.err.startswith("fedpact: round 3, client 4, client_step: ")
     assert "not finite" in done.err
     whole(tmp_path / "run")
+
+
+# The loss of the client that diverged
+
+
+@pytest.fixture(scope="module")
+def unequal():
+    """Five clients of 40, 1203, 7, 300 and 60 rows, those of client 1 so large that its second local step overflows."""
+    rng, parts = np.random.default_rng(3), []
+    for i, rows in enumerate((40, 1203, 7, 300, 60)):
+        x = rng.normal(size=(rows, 3)) * (1e120 if i == 1 else 1.0)
+        parts.append((x, rng.normal(size=rows)))
+    return fp.data.Federation.from_arrays(parts, classes=())
+
+
+#: Client 1 takes part in round 2 first.
+LATE = {"participation": [[0, 2], [3, 4], [0, 1, 2]], "rounds": 3, "precision": "double"}
+TOLD = r"its upload is not finite; at the model it was sent its loss was (\S+)"
+
+
+@pytest.fixture(scope="module")
+def diverged(unequal):
+    settings = fp.FedAvg(steps=5, step=0.01)
+    return lambda engine: fp.run(settings, fp.LeastSquares(), unequal, engine=engine, **LATE)
+
+
+@pytest.fixture(scope="module")
+def sent(diverged):
+    """The model that client 1 was sent."""
+    return diverged("local").model.w.tree["w"]
+
+
+@pytest.mark.parametrize("engine", ["local", "host"])
+def test_the_client_that_diverged_is_told_with_its_loss_at_the_model_it_was_sent(unequal, diverged, sent, engine):
+    """The loss after the steps is no number, which tells nobody anything."""
+    run = diverged(engine)
+    assert run.outcome_kind is Outcome.NONFINITE
+    found = re.fullmatch(rf"round 2, client 1: {TOLD}", run.where)
+    assert found, run.where
+    assert float(found[1]) == pytest.approx(half_square(*unequal.client(1), sent), rel=1e-3)
+    np.testing.assert_allclose(run.model.w.tree["w"], sent, rtol=1e-12)
+    assert any(f"The run stopped: {run.where}. The model is that of round 2" in notice for notice in run.notices)
+
+
+def test_the_debug_engine_tells_that_loss_too(unequal, diverged, sent):
+    with pytest.raises(ClientError) as caught:
+        diverged("debug")
+    found = re.fullmatch(
+        r"round 2, client 1, client_step: .* is not finite; .* its loss was (\S+)\.", str(caught.value)
+    )
+    assert found, caught.value
+    assert float(found[1]) == pytest.approx(half_square(*unequal.client(1), sent), rel=1e-3)
+
+
+def test_every_trial_tells_the_loss_of_its_own_client(unequal):
+    """The other federation has the large rows at client 3, with other labels."""
+    parts = [unequal.client(i) for i in (0, 3, 2, 1, 4)]
+    other = fp.data.Federation.from_arrays([(x, 3 * y) for x, y in parts], classes=())
+    one, two = fp.trials(fp.FedAvg(steps=5, step=0.01), fp.LeastSquares(), [unequal, other], [0, 1], rounds=2)
+    for run, split, client in ((one, unequal, 1), (two, other, 3)):
+        found = re.fullmatch(rf"round 0, client {client}: {TOLD}", run.where)
+        assert float(found[1]) == pytest.approx(half_square(*split.client(client), np.zeros(3)), rel=1e-3)
 
 
 # Where not every round is measured

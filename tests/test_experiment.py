@@ -25,7 +25,10 @@ SETTINGS = {  # what --set is given: the parts of the sentence
     # keys that do not exist, at the top and in every table
     "algoritm.name=fedavg": ("key of the experiment must be one of ", "got 'algoritm'. Did you mean 'algorithm'?"),
     "nam=x": ("key of the experiment must be one of ", "got 'nam'. Did you mean 'name'?"),
-    "data.targt=x": ("key of [data] must be one of categorical, coding, csv, drop, ", "Did you mean 'target'?"),
+    "data.targt=x": (
+        "key of [data] must be one of categorical, categories, classes, coding, csv, drop, ",
+        "Did you mean 'target'?",
+    ),
     "split.holdot=0.1": ("must be one of ", "got 'holdot'. Did you mean 'holdout'?"),
     "split.colum=site": ("must be one of ", "got 'colum'. Did you mean 'column'?"),
     "problem.intersept=true": ("key of [problem] must be one of ", "got 'intersept'. Did you mean 'intercept'?"),

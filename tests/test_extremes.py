@@ -111,7 +111,7 @@ def test_sizes_of_different_lengths():
 
 def test_path_is_no_key_beside_csv(people, capsys):
     assert main(["run", str(people), "--set", "data.path=other.csv"]) == 1
-    assert "key of [data] must be one of categorical, coding, csv, drop" in capsys.readouterr().err
+    assert "key of [data] must be one of categorical, categories, classes, coding, csv, drop" in capsys.readouterr().err
 
 
 # Numbers of NumPy

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from helpers_refused import refused
 
@@ -11,6 +13,18 @@ def test_names_on_the_command_line(command):
     refused(command("paper", "fedemp", "fig3"), "paper must be one of ", "got 'fedemp'. Did you mean 'fedepm'?")
     refused(command("paper", "fedepm", "fig99"), "figure of fedepm must be one of ", "got 'fig99'.")
     refused(command("paper", "fedepm"), "figure of fedepm must be one of ", "got None.")
+
+
+def test_lines_and_cells_of_a_table_that_do_not_exist(command, tmp_path):
+    """FedADMM's table is drawn without a run, and not at all where a name is wrong."""
+    table = ("paper", "fedadmm", "table3", "--hours", "0", "--cell", "mnist-100-iid")
+    refused(command(*table, "--algorithm", "FedAMM"), "algorithm must be one of FedADMM; ", "mean 'FedADMM'?")
+    refused(command(*table, "--cell", "mnist-100"), "cell must be one of ", "got 'mnist-100'.")
+    refused(command("paper", "fedepm", "fig3", "--algorithm", "FedEPM"), "algorithm must be left out for fedepm fig3")
+    done = command(*table, "--algorithm", "FedADMM", "--algorithm", "FedADMM as printed", "--json")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["tables"]["Rounds"]
+    assert {"FedADMM", "FedADMM as printed", "FedSGD", "SCAFFOLD"} <= {row["algorithm"] for row in rows}
 
 
 USAGE = [

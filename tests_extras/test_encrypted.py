@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,8 +14,12 @@ from jax.flatten_util import ravel_pytree
 import fedpact as fp
 from fedpact.core.contract import Batch, Oracle, Streamed
 from fedpact.core.errors import InvalidArgument
-from fedpact.core.keys import client_key
+from fedpact.core.keys import Purpose, client_key
+from fedpact.core.vertical import Split, conversation
+from fedpact.definition import start_of
 from fedpact.problems.approximation import step_sizes
+from fedpact.problems.training import drawn
+from fedpact.problems.vertical import as_vertical, closing
 from fedpact.secure import encrypted
 from fedpact.secure.encrypted import Cipher, KeyHolder, ssca_step
 
@@ -108,6 +114,75 @@ def test_three_rounds_of_ssca_on_ciphertexts(holder, cipher):
         assert np.linalg.norm(w) > 0.01
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["one key holder", "every client of its own block"])
+def test_three_rounds_of_feature_split_ssca_on_ciphertexts(own, holder):
+    """Algorithm 3: who computes a block of the gradient seals it, and the server has public keys and ciphertexts alone.
+
+    Blocks 0, 1 and 2 are the clients' ω_i; block 3 is ω_0, which client 1, the closer, has too. Next to the algorithm
+    itself, and to its run.
+    """
+    model = fp.TwoLayer(inputs=5, hidden=3, classes=2, activation="swish")
+    problem = fp.Constrained(model, minimize=fp.Loss() + 0.01 * fp.Norm2())
+    settings, x = fp.VerticalSSCA(batch=20), np.random.default_rng(0).normal(size=(60, 5))
+    data = fp.data.from_arrays(x, (x[:, 0] * x[:, 1] > 0) * 1.0, classes=["no", "yes"])
+    federation = data.split_features(blocks=[[0, 3], [1], [2, 4]], closer=1)
+    layout, split, closer = federation.layout, Split.of(model), closing(Split.of(model), as_vertical(problem), 3)
+    w0 = start_of(fp.Experiment(settings, problem, federation, precision="double"))
+    algorithm, root = settings.build(problem, layout, 1.0), jax.random.key(0)
+    records = Batch(*federation.client(0), np.ones(60), np.asarray(0))
+    state, hello = algorithm.join(w0, records, client_key(root, 0, 0))
+    server = algorithm.init(w0, jax.tree.map(lambda a: a[None], hello))  # the algorithm's own, in the clear
+
+    flat = lambda tree: np.asarray(ravel_pytree(tree)[0])
+    rebuild = ravel_pytree(split.rest(w0))[1]
+
+    def blocks_of(w):
+        first = np.asarray(split.first(w))
+        return [*(first[list(columns)].ravel() for columns in layout.columns), flat(split.rest(w))]
+
+    def whole(blocks):
+        first = np.zeros((5, 3))
+        for columns, block in zip(layout.columns, blocks, strict=False):
+            first[list(columns)] = block.reshape(len(columns), 3)
+        return split.whole(rebuild(blocks[3]), first, w0)
+
+    holders = [KeyHolder() for _ in layout.columns] if own else [holder] * 3
+    holders.append(holders[layout.closer])
+    ciphers = [Cipher(one.public()) for one in holders]  # what clients and the server have
+    w, kappa = blocks_of(w0), 0.0
+    a = [np.zeros_like(block) for block in w]
+    for t in range(3):
+        key = client_key(root, t, 0)
+        rows = drawn(records, settings.batch, key(Purpose.LOCAL))
+        said = conversation(layout, split, whole(w), rows, lambda v, b: closer.means(v, b, hello.tally))
+        gradients = [*(block.gradient for block in said.blocks), flat(said.closed.head)]
+        rho, gamma = (float(v) for v in step_sizes(settings, t + 1, w0))
+        sealed = [cipher.seal(np.ravel(g), 4.0) for cipher, g in zip(ciphers, gradients, strict=True)]
+        anew = [(cipher.seal(u, 64.0), cipher.seal(v, 64.0)) for cipher, u, v in zip(ciphers, a, w, strict=True)]
+        stepped = [
+            ssca_step(cipher, *kept, g, kappa, rho, gamma, settings.tau, norm2=0.01)
+            for cipher, kept, g in zip(ciphers, anew, sealed, strict=True)
+        ]
+        a, w = ([one.open(step[k], least=1) for one, step in zip(holders, stepped, strict=True)] for k in (0, 1))
+        kappa = stepped[0].kappa
+
+        state, upload, _ = algorithm.client_step(algorithm.broadcast(server), state, records, None, key)
+        server = algorithm.server_step(server, upload, Streamed(np.asarray(1)))[0]
+        np.testing.assert_allclose(flat(whole(w)), flat(server.w), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(flat(whole(a)), flat(server.shared.a), rtol=0, atol=1e-5)
+        assert kappa == pytest.approx(float(server.shared.kappa))
+    run = fp.run(settings, problem, federation, rounds=3, precision="double")
+    np.testing.assert_allclose(flat(whole(w)), flat(run.model.w), rtol=0, atol=1e-5)
+    assert min(np.abs(block - before).max() for block, before in zip(w, blocks_of(w0), strict=True)) > 0.01
+
+
+def test_the_example_in_the_documentation_runs_as_printed(capsys):
+    page = (Path(__file__).resolve().parents[1] / "docs" / "encrypted.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(compile(block, "docs/encrypted.md", "exec", dont_inherit=True), {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^# → (.+)$", block, re.MULTILINE)
+
+
 def test_what_is_refused(holder, cipher, vectors):
     sealed = cipher.seal(vectors[0], 10.0)
     step = cipher.linear([0.5], [sealed])
@@ -129,6 +204,7 @@ def test_what_is_refused(holder, cipher, vectors):
         "summands must be at least 2, got 1": lambda: holder.open(sealed),
         "ciphertext must be one of CKKS": lambda: cipher.add([cut]),
         r"rho \(ρ\) must be above 0": lambda: ssca_step(cipher, short, short, short, 0.0, 0.0, 0.5, 0.1),
+        r"norm2 \(λ\) must be a number": lambda: ssca_step(cipher, short, short, short, 0.0, 0.5, 0.5, 0.1, -1.0),
         r"tau \(τ\) must be a positive": lambda: ssca_step(cipher, short, short, short, 0.0, 0.5, 0.5, 0.0),
     }
     for text, call in refused.items():

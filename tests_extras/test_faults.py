@@ -3,173 +3,320 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import os
-import random
+import re
 import signal
 import sqlite3
+import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
-from helpers_federation import flower, same, simulated, text
+from helpers_federation import MOMENTS, begun, calm, flower, same, simulated, simulated_calm, text, warned
 
+from fedpact.flower.links import SILENCE
 from fedpact.flower.local import Local
 from fedpact.run import Run
 
-# Faults: each at a random moment of the run
+#: Seconds that a fault waits for a process to strike.
+PATIENCE = 180.0
+
+# Faults: each at a random moment of the run; it returns what it did, or fails where there was nothing to do it to
 
 
 def kill_node(federation):
     """kill -9 of a SuperNode and all that it started."""
-    _kill(federation.processes_of("a"))
+    return _hit(lambda: federation.processes_of("a"))
 
 
 def kill_resident(federation):
-    _kill(federation.processes_of("a", "fedpact.flower.resident"))
+    return _hit(lambda: _resident(federation))
 
 
 def kill_relay(federation):
-    """kill -9 of the process that Flower starts for a message: the message is lost with it, and the node stays."""
-    _kill(_relay(federation))
+    """kill -9 of the process that Flower starts for a message, while it waits for the node's answer: the message is
+    lost with it, and the node stays."""
+    with _stopped(lambda: _serving(federation)):
+        return _hit(lambda: _asking(federation))
 
 
 def kill_node_unseen(federation):
     """kill -9 of a SuperNode with a question, and nobody looks while it is gone: Flower never tells of the loss."""
-    _relay(federation)
-    _kill(federation.processes_of("a"))
-    server = federation.processes_of("superlink", "flwr-serverapp")
+    wait(lambda: federation.processes_of("a", "flwr-clientapp"), PATIENCE)
+    done = _hit(lambda: federation.processes_of("a"))
+    server = lambda: federation.processes_of("superlink", "flwr-serverapp")
     with contextlib.closing(sqlite3.connect(f"file:{federation.folder}/superlink.db?mode=ro", uri=True)) as database:
         known = lambda: dict(database.execute("select node_id, online_until from node"))
         wait(lambda: min(known().values()) < time.time() + 1, 90)  # the other one's is put off every half a minute
         node, before = min(known().items(), key=lambda pair: pair[1])
-        _signal(server, signal.SIGSTOP)
-        wait(lambda: known()[node] > before, 25)  # it is back; Flower gives a server app up after thirty seconds
-    _signal(server, signal.SIGCONT)
+        with _stopped(server), contextlib.suppress(AssertionError):
+            wait(lambda: known()[node] > before, 25)  # it is back; Flower gives a server app up after thirty seconds
+    return done
 
 
-def _relay(federation):
-    """The process that carries a message to node a, when there is one."""
-    wait(lambda: federation.processes_of("a", "flwr-clientapp"), 60)
-    return federation.processes_of("a", "flwr-clientapp")
+def kill_superlink(federation):
+    return _hit(lambda: [federation.processes["superlink"].pid])
+
+
+def kill_server_app(federation):
+    return _hit(lambda: federation.processes_of("superlink", "flwr-serverapp"))
+
+
+def hang_node(federation):
+    """It stops in the middle of whatever it does, and goes on when it has been silent long enough to be asked again."""
+    with _stopped(lambda: _serving(federation)):
+        begun = time.monotonic()
+        wait(lambda: _asking(federation), PATIENCE)
+        time.sleep(SILENCE + 10)
+        assert _asking(federation)
+        return f"a question waited, and it was stopped for {time.monotonic() - begun:.0f} s"
+
+
+def _resident(federation):
+    return federation.processes_of("a", "fedpact.flower.resident")
+
+
+def _serving(federation):
+    """The node's process, once it listens: one that is stopped before that is asked nothing."""
+    return [process for process in _resident(federation) if _has_socket(process, lambda line: line[3] == "00010000")]
+
+
+def _asking(federation):
+    """The processes that have carried a message to node a and wait for its answer: each has a socket open to it."""
+    relays = federation.processes_of("a", "flwr-clientapp")
+    return [process for process in relays if _has_socket(process, lambda line: line[5] == "03")]
+
+
+def _has_socket(process, like):
+    """Whether a process has a socket of this machine's that is like this, by its line in /proc/net/unix."""
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    wanted = {f"socket:[{line[6]}]" for line in lines if like(line)}
+    with contextlib.suppress(OSError):
+        return any(os.readlink(one.path) in wanted for one in os.scandir(f"/proc/{process}/fd"))
+    return False
 
 
 def wait(holds, seconds):
     until = time.monotonic() + seconds
-    while not holds() and time.monotonic() < until:
+    while not holds():
+        assert time.monotonic() < until, f"there was nothing to strike within {seconds:g} s"
         time.sleep(0.05)
 
 
-def kill_superlink(federation):
-    _kill([federation.processes["superlink"].pid])
+@contextlib.contextmanager
+def _stopped(find):
+    _hit(find, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in find():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
 
 
-def kill_server_app(federation):
-    _kill(federation.processes_of("superlink", "flwr-serverapp"))
+def _hit(find, number=signal.SIGKILL):
+    """Signal the processes that are found, waiting for one where there is none, and see that it did what it does."""
+    reached = []
+
+    def sent():
+        for process in find():
+            with contextlib.suppress(ProcessLookupError):
+                if _state(process) != "Z":
+                    os.kill(process, number)
+                    reached.append(process)
+        return reached
+
+    wait(sent, PATIENCE)
+    wait(lambda: all(_state(process) in ("", "Z" if number == signal.SIGKILL else "T") for process in reached), 10)
+    return f"{signal.Signals(number).name} reached {len(reached)} of its processes"
 
 
-def hang_node(federation):
-    """It stops in the middle of whatever it does, and goes on twenty seconds later."""
-    stopped = federation.processes_of("a", "fedpact.flower.resident")
-    _signal(stopped, signal.SIGSTOP)
-    time.sleep(20)
-    _signal(stopped, signal.SIGCONT)
+def _state(process):
+    """R, S, D, T or Z; empty where there is no such process."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
 
 
-def _kill(processes):
-    _signal(processes, signal.SIGKILL)
+#: What is said of each fault between it and the next one: by the federation, the run's log or the node's log.
+SAID = {
+    kill_node: "a was lost and started again",
+    kill_resident: "in the node's log: the node's process was lost; another is started",
+    kill_relay: "in the run's log: node '(a|\\d+)' (did not answer|is silent)",
+    kill_node_unseen: "in the run's log: node '(a|\\d+)' (did not answer|is silent)",
+    kill_superlink: "superlink was lost and started again",
+    kill_server_app: "the server app was lost; the run is resumed",
+    hang_node: "in the run's log: node '(a|\\d+)' is silent for 60 s; it is asked again",
+}
+FAULTS = tuple(SAID)
+#: Those that may strike before round 1, while nodes are gathered and agree on their features.
+EARLY = (kill_node, kill_resident, kill_relay, kill_superlink, kill_server_app)
 
 
-def _signal(processes, number):
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, number)
-
-
-FAULTS = (kill_node, kill_resident, kill_relay, kill_node_unseen, kill_superlink, kill_server_app, hang_node)
-#: How many moments of each fault `make drills-network` takes; without it one run meets them all, one after the other.
-MOMENTS = int(os.environ.get("FEDPACT_MOMENTS", "0"))
+#: Telemetry, which is an exchange of its own, in every other round.
+EVERY = "evaluate_every = 2"
 
 
 def harmed(faults, folder, rounds, seconds, rng, say):
-    """A run with these faults, the k-th at a random moment after round k."""
-    path, run = folder / "drill.toml", folder / "run"
-    path.write_text(text("fedadmm", flower(), rounds=rounds))
-    with Local(folder / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
+    """A run with these faults, each at a random moment of a round after the one in which the last one struck.
 
-        def harm():
-            for k, fault in enumerate(faults, 1):
-                while not (run / "history.csv").exists() or len((run / "history.csv").read_text().splitlines()) < k + 2:
-                    time.sleep(0.1)
-                    if (run / "result.json").is_file():
-                        return
-                delay = rng.uniform(0, 10)
-                time.sleep(delay)
-                say(f"{fault.__name__}, {delay:.1f} s after round {k}")
-                fault(federation)
+    The first strikes before round 1, once a node is asked anything: nodes are gathered, and agree on their features.
+    """
+    path, run, ended = folder / "drill.toml", folder / "run", threading.Event()
+    path.write_text(text("fedadmm", f"{flower()}\n{EVERY}", rounds=rounds))
+    told = Told(say)
 
-        thread = threading.Thread(target=harm, daemon=True)
-        thread.start()
-        federation.finish(path, run, seconds, say)
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        with Local(folder / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
+
+            def harm():
+                done = lambda: max(len(_lines(run / "history.csv")) - 2, 0)
+                for k, fault in enumerate(faults):
+                    before = done()
+                    while not (done() > before if k else federation.processes_of("a", "flwr-clientapp")):
+                        assert not ended.wait(0.1), f"the run ended before {fault.__name__}"
+                    after = done()
+                    delay = rng.uniform(0, 20 if after % 2 else 10)  # a round with telemetry takes twice as long
+                    assert not ended.wait(delay), f"the run ended before {fault.__name__}"
+                    told.strike(fault, f"{delay:.1f} s after {f'round {after}' if k else 'the start'}")
+                    told(f"{fault.__name__}: {fault(federation)}")
+
+            harming = pool.submit(harm)
+            try:
+                federation.finish(path, run, seconds, told)
+            finally:
+                ended.set()
+        harming.result()
     assert federation.processes_of() == []
-    with contextlib.closing(sqlite3.connect(federation.folder / "superlink.db")) as database:
-        for (lines,) in database.execute("select log from task_logs"):
-            for line in lines.splitlines():
-                if "WARNING fedpact:" in line:
-                    say(f"in the run's log: {line}")
-    if kill_resident in faults:
-        assert (
-            "the node's process was lost; another is started"
-            in (federation.folder / "state" / "a" / "node.log").read_text()
-        )
-    one = simulated("fedadmm", folder, rounds=rounds)
+    for line in warned(federation):
+        told.at(line[:8], f"in the run's log: {line.partition('fedpact: ')[2]}")
+    for line in _lines(federation.folder / "state" / "a" / "node.log"):
+        if "was lost" in line:
+            told.at(line[11:19], f"in the node's log: {line[20:]}")
+    for fault in faults:
+        assert any(re.search(SAID[fault], line) for line in told.after(fault)), fault.__name__
+    one = simulated("fedadmm", folder, EVERY, rounds=rounds)
     found = Run.load(run)
     assert abs(found.history.end("objective") - one.history.end("objective")) < 1e-6
     same(found, one, 1e-12)
 
 
-def test_one_fault_of_each_kind_in_one_run_and_it_ends_as_an_undisturbed_one(tmp_path):
-    seed = random.SystemRandom().randrange(2**32)
-    rng, said = random.Random(seed), []
-    say = lambda line: (said.append(line), print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
-    say(f"seed {seed}")
-    harmed(rng.sample(FAULTS, len(FAULTS)), tmp_path, len(FAULTS) + 2, 1500, rng, say)
-    assert sum(line.startswith(f"{fault.__name__},") for line in said for fault in FAULTS) == len(FAULTS)
-    assert any("superlink was lost" in line for line in said)
-    assert any("a was lost" in line for line in said)
-    assert any("the server app was lost" in line for line in said)
+class Told:
+    """What was said when, in seconds since the start; and when each fault struck."""
+
+    def __init__(self, say):
+        self.say, self.begun, self.said, self.strikes = say, int(time.time()), [], {}
+
+    def __call__(self, line):
+        self.said.append((time.time() - self.begun, line))
+        self.say(line)
+
+    def strike(self, fault, when):
+        self.strikes[fault] = int(time.time()) - self.begun  # logs have whole seconds
+        self(f"{fault.__name__}, {when}")
+
+    def at(self, clock, line):
+        """A line of a log, by its HH:MM:SS."""
+        hours, minutes, seconds = map(int, clock.split(":"))
+        start = time.localtime(self.begun)
+        passed = 3600 * hours + 60 * minutes + seconds - (3600 * start.tm_hour + 60 * start.tm_min + start.tm_sec)
+        self.said.append((passed % 86400, line))
+        self.say(f"{line} ({clock})")
+
+    def after(self, fault):
+        """What was said from a fault on, until the next one."""
+        since = self.strikes[fault]
+        until = min((other for other in self.strikes.values() if other > since), default=float("inf"))
+        return [line for when, line in self.said if since <= when <= until]
+
+
+def _lines(path):
+    return path.read_text(errors="replace").splitlines() if path.is_file() else []
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_whatever_is_killed_the_run_ends_as_an_undisturbed_one(fault, moment, tmp_path):
-    seed = random.SystemRandom().randrange(2**32)
-    say = lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
-    say(f"seed {seed}")
-    harmed([fault], tmp_path, 3, 600, random.Random(seed), say)
+def test_one_fault_of_each_kind_in_one_run_and_it_ends_as_an_undisturbed_one(moment, tmp_path):
+    rng, say = begun()
+    early = rng.choice(EARLY)
+    faults = [early, *rng.sample([fault for fault in FAULTS if fault is not early], len(FAULTS) - 1)]
+    harmed(faults, tmp_path, 2 * len(FAULTS), 1800, rng, say)
 
 
-def test_a_node_that_hangs_is_left_out_by_the_deadline_and_the_run_goes_on(tmp_path):
-    """A deadline of fifteen seconds and a quorum of one: who is stopped for good is missing, and said to be."""
-    path = tmp_path / "drill.toml"
-    path.write_text(text("fedavg", flower(deadline=15, quorum=0.5), rounds=3))
-    with Local(tmp_path / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
+#: Seconds of the deadline that a node hangs past.
+DEADLINE = 20
 
-        def harm():
-            while not (tmp_path / "run" / "history.csv").exists():
-                time.sleep(0.1)
-            _signal(federation.processes_of("a"), signal.SIGSTOP)
 
-        thread = threading.Thread(target=harm, daemon=True)
-        thread.start()
-        federation.finish(path, tmp_path / "run", 400, print)
-        thread.join()
-    history = Run.load(tmp_path / "run").history
-    assert history.rounds == 3
-    assert history.column("missing")[-1] == 1
-    assert history.column("participants")[-1] == 1
-    assert history.column("measured")[-1] == 0.5
+@pytest.mark.parametrize("moment", range(MOMENTS))
+def test_a_node_that_hangs_is_left_out_by_the_deadline_and_takes_part_again_once_it_goes_on(moment, tmp_path):
+    """With a quorum of one of two: who is stopped is missing, and said to be; once it goes on it takes part again.
+
+    The run is that of a schedule without it in the rounds it missed, wherever everyone's telemetry was there; and its
+    objective ends within 1e-6 of an undisturbed one's.
+    """
+    (rng, say), rounds, run = begun(), 10, tmp_path / "run"
+    path, ended = tmp_path / "drill.toml", threading.Event()
+    path.write_text(calm(rounds, 1, flower(deadline=DEADLINE, quorum=0.5)))
+    missing = lambda: sum(float(row["missing"] or 0) for row in csv.DictReader(_lines(run / "history.csv")))
+    with ThreadPoolExecutor(1) as pool:
+        with Local(tmp_path / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
+
+            def harm():
+                after, delay, longer = rng.randrange(3), rng.uniform(0, 10), rng.uniform(0, 10)
+                while len(_lines(run / "history.csv")) < after + 2:
+                    assert not ended.wait(0.1), "the run ended before node a was stopped"
+                time.sleep(delay)
+                with _stopped(lambda: federation.processes_of("a")):
+                    say(f"node a is stopped, {delay:.1f} s after round {after}")
+                    before = missing()
+                    while missing() == before:
+                        assert not ended.wait(0.1), "the run ended, and node a was not missing"
+                    time.sleep(longer)
+                say(f"node a goes on, {longer:.1f} s after a round went on without it")
+
+            harming = pool.submit(harm)
+            try:
+                federation.finish(path, run, 600, say)
+            finally:
+                ended.set()
+        harming.result()
+    assert federation.processes_of() == []
+    lines = warned(federation)
+    for line in lines:
+        say(f"in the run's log: {line}")
+    history = Run.load(run).history
+    out = [re.search(r"round (\d+), client (\d) \(.\): no answer by the deadline; left out", line) for line in lines]
+    left = [(int(one[1]), int(one[2])) for one in out if one]
+    assert history.column("missing")[1:].tolist() == [sum(t == r for t, _ in left) for r in range(rounds)]
+    assert any(client == 0 for _, client in left)
+    assert history.column("participants")[-1] == 2
+    drawn = [[client for client in (0, 1) if (t, client) not in left] for t in range(rounds)]
+    more = f'participation = {{ scheme = "schedule", rounds = {drawn} }}'
+    expected, whole = simulated_calm(rounds, tmp_path, 1, more).history, history.column("measured") == 1
+    assert whole[-1]
+    assert not whole.all()
+    for column in ("objective", "gradient", "participants"):
+        np.testing.assert_allclose(
+            history.column(column)[whole], expected.column(column)[whole], rtol=1e-12, atol=1e-12
+        )
+    undisturbed = simulated_calm(rounds, tmp_path, 1).history
+    assert abs(history.end("objective") - undisturbed.end("objective")) < 1e-6
+
+
+def test_a_fault_that_finds_nobody_fails(monkeypatch):
+    """A process that has ended counts for none, one that is there is seen to stop and to end."""
+    monkeypatch.setitem(globals(), "PATIENCE", 0.2)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        alone = lambda: [process.pid]
+        with _stopped(alone):
+            assert _state(process.pid) == "T"
+        assert _hit(alone) == "SIGKILL reached 1 of its processes"
+        with pytest.raises(AssertionError, match=r"nothing to strike within 0\.2 s"):
+            _hit(alone)

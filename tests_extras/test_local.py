@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,8 +18,9 @@ pytest.importorskip("cryptography")
 from fedpact.cli import main
 from fedpact.core.errors import ClientError, InvalidArgument, OutputError
 from fedpact.flower import local
-from fedpact.flower.local import Local, processes_of
+from fedpact.flower.local import Local, processes_of, quiet_environment
 from fedpact.flower.operators import write_all
+from fedpact.folder import is_run
 
 EXPERIMENT = '[data]\nname = "breast_cancer"\n[problem]\nname = "logistic"\n[algorithm]\nname = "fedavg"\n'
 
@@ -150,6 +152,52 @@ def test_up_tells_where_it_is_and_ends_with_the_terminal(tmp_path):
     assert done.returncode == 130
 
 
+def printed_by_up(monkeypatch, capsys, *arguments):
+    """The lines that `federation up` prints, without a federation."""
+
+    def end(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Local, "start", lambda self: None)
+    monkeypatch.setattr(Local, "mend", end)
+    assert main(["federation", "up", "--nodes", "2", *arguments]) == 130
+    return capsys.readouterr().out
+
+
+def test_the_command_that_up_prints_works_as_printed(experiment, tmp_path, monkeypatch, capsys):
+    """Up to where it would meet the SuperLink, which is not there."""
+    from flwr.cli.config_utils import load_and_validate
+
+    folder = tmp_path / "its folder"
+    _, command, _ = printed_by_up(monkeypatch, capsys, str(experiment), "--folder", str(folder)).splitlines()
+    env = quiet_environment(tmp_path)
+    del env["FLWR_HOME"]
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert "Connection to the SuperLink is unavailable" in done.stdout + done.stderr
+    config, _ = load_and_validate(folder / "app" / "pyproject.toml")
+    told = {"experiment": str(experiment), "folder": str(folder / "run"), "nodes": 2, "wait": 600}
+    assert config["tool"]["flwr"]["app"]["config"] == told
+    built = subprocess.run(["flwr", "build", "--app", str(folder / "app")], cwd=tmp_path, env=env, timeout=120)
+    assert built.returncode == 0
+
+
+def test_and_without_an_experiment_it_says_where_its_path_goes(tmp_path, monkeypatch, capsys):
+    import json
+
+    from flwr.common.config import parse_config_args
+
+    told = json.loads(printed_by_up(monkeypatch, capsys, "--folder", str(tmp_path / "f"), "--json"))
+    *_, option, blank = shlex.split(told["run"])
+    assert (option, parse_config_args([blank])) == ("--run-config", {"experiment": "FILE"})
+    assert (tmp_path / "f" / "app" / "pyproject.toml").is_file()
+
+
+def test_up_starts_nothing_for_an_experiment_that_is_none(tmp_path, capsys):
+    assert main(["federation", "up", str(tmp_path / "e.toml"), "--folder", str(tmp_path / "f")]) == 1
+    assert "which does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "f").exists()
+
+
 def test_kill_9_of_up_ends_what_it_started(tmp_path):
     """As an operator's terminal that is torn away: nothing could be cleaned up, and nothing stays."""
     command = [sys.executable, "-m", "fedpact", "federation", "up", "--nodes", "1", "--folder", str(tmp_path / "f")]
@@ -157,7 +205,28 @@ def test_kill_9_of_up_ends_what_it_started(tmp_path):
         assert "node-0" in up.stdout.readline()
         assert len(processes_of(tmp_path / "f")) >= 2
         up.kill()
+    nothing_left(tmp_path / "f")
+
+
+def test_kill_9_of_run_ends_what_it_started_in_the_middle_of_a_round(experiment, tmp_path):
+    """The server app too, which waits for answers that cannot come any more."""
+    experiment.write_text(f"{EXPERIMENT}[split]\nclients = 1\n[run]\nrounds = 1000\n")
+    out, folder = tmp_path / "run", tmp_path / "f"
+    command = [sys.executable, "-m", "fedpact", "federation", "run", str(experiment), "--nodes", "1"]
+    with subprocess.Popen([*command, "--folder", str(folder), "--out", str(out)], stderr=subprocess.DEVNULL) as one:
+        until = time.monotonic() + 240
+        while not (out / "history.csv").is_file():
+            assert one.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        assert processes_of(folder, "superlink", "flwr-serverapp")
+        one.kill()
+    nothing_left(folder)
+    assert is_run(out)
+
+
+def nothing_left(folder):
     until = time.monotonic() + 60
-    while left := processes_of(tmp_path / "f"):
+    while left := processes_of(folder):
         assert time.monotonic() < until, left
         time.sleep(0.2)

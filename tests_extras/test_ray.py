@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -10,14 +11,17 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import ray
 
 import fedpact as fp
-from fedpact.core.errors import FedpactError
+from fedpact.core.errors import ClientError, FedpactError
 from fedpact.engines import RayEngine
+from fedpact.engines import ray as ray_engine
+from fedpact.engines.ray import _loopback
 
 PROBLEM = fp.Logistic(l2=1e-3, intercept=True)
 SETTINGS = {
@@ -33,7 +37,8 @@ SETTINGS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    with _loopback():
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     yield
     ray.shutdown()
 
@@ -85,6 +90,15 @@ def test_a_private_run(federation, engine):
     settings, private = fp.FedAvg(epochs=1, step=0.5, batch=20), fp.Private(clip=1.0, noise=2.0)
     one = fp.run(settings, PROBLEM, federation, rounds=4, privacy=private)
     same(one, fp.run(settings, PROBLEM, federation, rounds=4, privacy=private, engine=engine))
+
+
+def test_a_client_that_diverges_is_told_as_by_the_local_engine(federation, engine):
+    """With its loss at the model it was sent, which the driver computes: ½ mean y² at w = 0."""
+    steep, options = fp.FedAvg(steps=3, step=1e200), {"rounds": 2, "participation": [[2, 4], [0]]}
+    one, other = (fp.run(steep, fp.LeastSquares(), federation, **options, **more) for more in ({}, {"engine": engine}))
+    loss = np.mean(federation.client(2)[1] ** 2) / 2
+    assert one.where == other.where
+    assert one.where == f"round 0, client 2: its upload is not finite; at the model it was sent its loss was {loss:.4g}"
 
 
 def test_a_round_without_anyone(federation, engine):
@@ -208,6 +222,144 @@ def test_workers_on_another_machine_than_the_states_are_refused_at_the_start(fed
     assert RayEngine(folder=str(tmp_path))._home() is None
 
 
+# What a worker has, and what moves
+
+
+def test_a_worker_holds_the_rows_of_its_clients_and_what_moves_is_messages(federation, engine):
+    """Broadcasts, uploads, notes and sums of telemetry; of a row, neither in what is sent nor in what comes back."""
+    ask, held, moved = RayEngine._ask, {}, {}
+
+    def asking(self, method, questions, why):
+        found = ask(self, method, questions, why)
+        fetched = [ray.get(one) if isinstance(one, ray.ObjectRef) else one for q in questions.values() for one in q]
+        moved.setdefault(method, []).append(ray.cloudpickle.dumps((fetched, found)))
+        if method == "ready":
+            for number, actor in self._running["actors"].items():
+                rows = lambda worker: (dict(worker.shard.index), np.asarray(worker.shard.x), np.asarray(worker.shard.y))
+                held[number] = ray.get(actor.__ray_call__.remote(rows))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RayEngine, "_ask", asking)
+        fp.run(SETTINGS["fedadmm"], PROBLEM, federation, rounds=3, participation=0.5, engine=engine)
+
+    owned = [set(index) for index, _, _ in held.values()]
+    assert owned[0] | owned[1] == set(range(6))
+    assert not owned[0] & owned[1]
+    for index, x, y in held.values():
+        assert len(x) == sum(federation.sizes[client] for client in index)  # this dataset has no test rows
+        for client, at in index.items():
+            for mine, its in zip((x[at], y[at]), federation.client(client), strict=True):
+                np.testing.assert_array_equal(mine, its)
+
+    assert set(moved) == {"ready", "learn", "join", "step", "total"}
+    messages = [one for several in moved.values() for one in several]
+    cells = {cell.tobytes() for cell in np.asarray(federation.dataset.x)[::5].ravel()}
+    assert len(cells) > 1000
+    assert not [cell for cell in cells for one in messages if cell in one]
+    model = 8 * 31
+    assert max(map(len, moved["step"])) < 2 * 10 * model  # of the smallest client the rows alone are 40 · 240 bytes
+    assert max(map(len, moved["total"])) < 2 * 10 * model
+
+
+# A cluster without room
+
+
+def test_more_workers_than_the_cluster_has_cpus_are_refused_at_the_start(federation):
+    with pytest.raises(FedpactError, match=r"workers must be at most 2, the CPUs of the cluster that is up, got 4\."):
+        fp.run(fp.FedAvg(), PROBLEM, federation, rounds=1, engine=RayEngine(workers=4))
+    two = fp.data.breast_cancer().split(clients=2, seed=0)
+    one = fp.run(fp.FedAvg(), PROBLEM, two, rounds=1)
+    same(one, fp.run(fp.FedAvg(), PROBLEM, two, rounds=1, engine=RayEngine(workers=4)))  # two have a client
+
+
+def somebody_else(cpus):
+    """Who is on the same cluster, and takes these."""
+
+    class Other:
+        def ready(self):
+            return True
+
+    return ray.remote(num_cpus=cpus)(Other).remote()
+
+
+def test_workers_that_others_leave_no_cpu_for_are_not_waited_for_without_end(federation, engine, monkeypatch):
+    monkeypatch.setattr(ray_engine, "PLACED", 3.0)
+    other = somebody_else(cpus=2)
+    try:
+        ray.get(other.ready.remote(), timeout=60)
+        with pytest.raises(
+            ClientError, match=r"start: every worker must be placed within 3 s, got no place for 0, 1\."
+        ):
+            fp.run(fp.FedAvg(), PROBLEM, federation, rounds=1, engine=engine)
+    finally:
+        ray.kill(other)
+
+
+def test_nor_is_one_that_was_lost_and_has_no_place_any_more(federation, engine, monkeypatch):
+    """The CPU of a worker that is killed goes to somebody who has waited for it."""
+    step, others = RayEngine.step, []
+
+    def killing(self, f, shared, data, clients, cohort, combine, where):
+        if int(where[0]) == 1:
+            monkeypatch.setattr(ray_engine, "PLACED", 3.0)
+            others.append(somebody_else(cpus=1))
+            ray.kill(self._running["actors"][1])
+            ray.get(others[0].ready.remote(), timeout=60)
+        return step(self, f, shared, data, clients, cohort, combine, where)
+
+    monkeypatch.setattr(RayEngine, "step", killing)
+    try:
+        with pytest.raises(ClientError, match=r"round 1: every worker must be placed within 3 s, got no place for 1\."):
+            fp.run(fp.FedAvg(), PROBLEM, federation, rounds=3, engine=engine)
+    finally:
+        ray.kill(others[0])
+
+
+# Who can reach it
+
+
+def _listening():
+    """The addresses that this process and all it has started listen on, by process, as the kernel has them."""
+    sockets = {}
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A":
+                sockets[f"socket:[{words[9]}]"] = words[1].partition(":")[0]
+    parents = {}
+    for place in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if place.name.isdigit():
+                parents[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+    mine = {os.getpid()}
+    while more := {process for process, parent in parents.items() if parent in mine} - mine:
+        mine |= more
+    found = {}
+    for process in mine:
+        with contextlib.suppress(OSError):
+            files = [os.readlink(one.path) for one in os.scandir(f"/proc/{process}/fd")]
+            found[process] = {sockets[one] for one in files if one in sockets}
+    return found
+
+
+def test_the_cluster_of_these_tests_listens_on_loopback_alone(engine, federation):
+    seen = []
+
+    def looking(self, *arguments):
+        seen.append(_listening())
+        return step(self, *arguments)
+
+    step = RayEngine.step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RayEngine, "step", looking)
+        fp.run(fp.FedAvg(), PROBLEM, federation, rounds=1, engine=engine)
+    found = seen[0]
+    assert sum(bool(one) for one in found.values()) >= 3
+    mapped = "0000000000000000FFFF00000100007F"
+    assert set().union(*found.values()) <= {"0100007F", mapped}
+
+
 ALONE = """
 import os
 import psutil
@@ -235,3 +387,64 @@ def test_a_cluster_of_its_own_listens_on_loopback_alone_and_an_address_must_answ
     count, _, rest = found.partition(" ")
     assert int(count) > 4
     assert rest in ("['127.0.0.1', '::ffff:127.0.0.1'] None", "['127.0.0.1'] None")
+
+
+# Which cluster it is
+
+
+def test_the_address_of_the_cluster_that_is_up_goes_on(federation):
+    up = ray.get_runtime_context().gcs_address
+    engine = RayEngine(workers=2, address=up)
+    one = fp.run(fp.FedAvg(), PROBLEM, federation, rounds=1)
+    same(one, fp.run(fp.FedAvg(), PROBLEM, federation, rounds=1, engine=engine))
+    for address in (f"localhost:{up.rpartition(':')[2]}", f"[::1]:{up.rpartition(':')[2]}", "auto"):
+        assert RayEngine(address=address)._cluster() is ray
+
+
+def test_and_another_is_refused_before_anything_is_computed(federation, monkeypatch):
+    up = ray.get_runtime_context().gcs_address
+    port = up.rpartition(":")[2]
+    for address in ("127.0.0.1:1", f"203.0.113.7:{port}", f"nowhere.invalid:{port}", "ray://127.0.0.1:10001", "local"):
+        with pytest.raises(FedpactError) as refused:
+            fp.run(fp.FedAvg(), PROBLEM, federation, rounds=1, engine=RayEngine(address=address))
+        told = f"address must be that of the cluster which this process is on, {up!r}, got {address!r}. Leave it out"
+        assert str(refused.value).startswith(told)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # which Ray means by "auto"
+    with pytest.raises(FedpactError, match=r"got '127\.0\.0\.1:1'"):
+        RayEngine(address="auto")._cluster()
+
+
+SECOND = """
+import sys
+from fedpact.core.errors import FedpactError
+from fedpact.engines import RayEngine
+from fedpact.engines.ray import _loopback
+
+def told(address):
+    try:
+        return RayEngine(address=address)._cluster().get_runtime_context().gcs_address
+    except FedpactError as error:
+        return str(error)
+
+first, ray = sys.argv[1], RayEngine()._cluster()
+own = ray.get_runtime_context().gcs_address
+lines = [told(own) == own, told(first)]
+ray.shutdown()
+with _loopback():
+    lines += [told(first), told(first), told(own)]
+print(*lines, sep="\\n")
+"""
+
+
+def test_two_clusters_that_are_up_are_told_apart():
+    """A process with a cluster of its own is not on this one; once it has left its own it is, and on no other."""
+    up = ray.get_runtime_context().gcs_address
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run([sys.executable, "-c", SECOND, up], capture_output=True, text=True, timeout=180, env=env)
+    assert done.returncode == 0, done.stderr
+    own, refused, reached, again, gone = done.stdout.splitlines()[-5:]
+    assert own == "True"
+    assert refused.startswith("address must be that of the cluster which this process is on, '127.0.0.1:")
+    assert f", got '{up}'. Leave it out to run there, or leave that cluster first with ray.shutdown()." in refused
+    assert (reached, again) == (up, up)
+    assert gone.startswith(f"address must be that of the cluster which this process is on, '{up}', got ")

@@ -280,6 +280,8 @@ def test_what_needs_jax_is_refused(federation):
         TorchNetwork(None)
     with pytest.raises(InvalidArgument, match=r"^engine must be .host. for TorchNetwork, got 'LocalEngine'"):
         fp.run(fp.FedSGD(), THEIRS, federation, engine="local", **options)
+    with pytest.raises(InvalidArgument, match=r"^precision must be .single. for TorchNetwork, got 'double'"):
+        fp.run(fp.FedSGD(), THEIRS, federation, precision="double", **options)
     with pytest.raises(InvalidArgument, match=r"^at_once must be 1 here, with one device, got 4"):
         fp.run(fp.FedSGD(), THEIRS, federation, engine=HostEngine(at_once=4), **options)
     for settings in (fp.FedAvg(steps=2, step=0.1), fp.FedProx(steps=2, step=0.1)):

@@ -21,6 +21,7 @@ Differs from the paper:
 - newcomer="global" gives a client that takes part for the first time w_i = θ, the model it is sent. With w_i = θ⁰, as
   printed, its Δ_i holds θ − θ⁰: all that was learned before it came, once more.
 - ρ, η and γ may change with the rounds; the paper's γ does not.
+- rows are dealt into batches anew in every epoch; l. 13 deals them once a round.
 - besides SGD a client may take gradient steps on all rows or L-BFGS, and stop at (6) instead of after E_i epochs.
 - α_i is 1, or m·n_i/n with weights="rows": the paper's n_i/n on the scale of the first.
 - Theorem 1 needs η = |S|/m (eta="participation") and ρ > (1+√5)L (rho="lipschitz"); the experiments have η = 1,
@@ -241,7 +242,12 @@ class FedADMM(Settings):
                 sub = Subproblem(lambda v: a * grad(v, batch), a * grad(w, batch), theta, y, rho, 1 / rate, target)
                 solved = lbfgs(sub, most, start=w)
                 trained = Trained(solved.v, solved.gradients, grad.value_and_gradient(solved.v, batch)[0])
-                return trained, most, solved.gradients + 1, solved.residual  # one more gradient: at the start
+                return (
+                    trained,
+                    solved.steps,
+                    solved.gradients + 2,
+                    solved.residual,
+                )  # two more: at the start, at the end
             if epsilon is None:
                 return some(w, shuffle, most), most, most, jnp.nan
 

@@ -12,6 +12,7 @@ paper → code:  η → step (γ here), E and B → epochs and batch, n_k → ba
 
 Differs from the paper:
 - p_i = 1 by default, so that the method and the reported objective (1/m) Σ f_i agree; weights="rows" is p_i = d_i.
+- rows are dealt into batches anew in every epoch, where the paper deals them once a round.
 - without `epochs`, `steps` gradient steps instead of passes over shuffled batches.
 """
 

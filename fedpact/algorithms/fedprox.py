@@ -13,6 +13,7 @@ paper → code:  μ → mu, η → step (γ here), E → epochs.
 Differs from the paper:
 - clients are drawn uniformly and p_i = 1 by default; the paper draws them in proportion to d_i and takes p_i = 1.
   weights="rows" weights the mean by d_i instead.
+- a subproblem is solved by a number of steps or epochs, not to an accuracy γ.
 - step="lipschitz" is 1/(r_i + μ), the inverse Lipschitz constant of the subproblem.
 """
 

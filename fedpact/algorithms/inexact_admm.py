@@ -226,7 +226,7 @@ class InexactADMM(Settings):
                 _, pi, epsilon, gradients, violations = carry
                 epsilon = jnp.maximum(nu * epsilon, client.floor)  # (3.4)
                 sub = Subproblem(g, g_w, w, pi, sigma, client.r, epsilon)
-                w_i, spent, phi = solve(sub, inner)  # (3.5)
+                w_i, spent, phi, _ = solve(sub, inner)  # (3.5)
                 if audit:
                     phi = sub.residual(w_i, g(w_i)).norm2()
                 pi = pi + sigma * (w_i - w)  # (3.6)

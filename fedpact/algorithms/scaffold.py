@@ -11,7 +11,8 @@ Server    x ← x + (η_g/|S|) Σ_{i∈S} Δy_i,   c ← c + (1/N) Σ_{i∈S} Δ
 paper → code:  N → m, η_l → rate, η_g → eta, K → steps; x, c, c_i and y keep their letters.
 
 Invariant: c is the mean of the c_i, whoever takes part; a dropped |S|/N would break it and no convergence test.
-Differs from the paper: nothing. K follows from epochs over shuffled batches.
+Differs from the paper: K follows from epochs over shuffled batches, so that it differs between clients of unequal
+sizes, and with vary=True between rounds; c_i⁺ has the client's own K.
 """
 
 from __future__ import annotations

@@ -153,6 +153,8 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--trials", type=int, help="seeded trials (default: the experiment's own)")
     sub.add_argument("--out", help="folder (default: out/PAPER/FIGURE)")
     sub.add_argument("--cell", action="append", help="of fedadmm: fill this cell, such as mnist-100-iid (repeatable)")
+    only = "of fedadmm: run this line only, as the table's column names it, such as FedADMM (repeatable)"
+    sub.add_argument("--algorithm", action="append", help=only)
     sub.add_argument("--hours", type=float, help="of fedadmm: begin no run after so many hours; 0 draws what is there")
     _json(sub)
 

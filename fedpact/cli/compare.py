@@ -118,9 +118,8 @@ def paper(options: argparse.Namespace) -> int:
         raise unknown("paper", options.name, ["list", *PAPERS])
     if options.figure not in PAPERS[options.name]:
         raise unknown(f"figure of {options.name}", options.figure, PAPERS[options.name])
-    result = redraw(
-        options.name, options.figure, options.trials, options.out, options.json, options.cell, options.hours
-    )
+    given = (options.trials, options.out, options.json, options.cell, options.hours, options.algorithm)
+    result = redraw(options.name, options.figure, *given)
     if options.json:
         print(json_text(result), end="")
     return 0

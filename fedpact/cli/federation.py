@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 import threading
@@ -34,6 +35,7 @@ def add_federation(commands: Any, add_json: Callable[[argparse.ArgumentParser], 
         sub.add_argument("--folder", default="federation", help="keys, logs and states (default: %(default)s)")
 
     sub = add("up", up, "Start a SuperLink and nodes on this machine, with TLS and keys, until Ctrl-C.")
+    sub.add_argument("file", nargs="?", help="experiment file that the printed flwr run is of")
     nodes(sub)
     _json(sub)
 
@@ -94,14 +96,22 @@ def _ends_whole() -> None:
 
 def up(options: argparse.Namespace) -> int:
     """`fedpact federation up`."""
-    from fedpact.flower.local import NAME, Local
+    from fedpact.experiment import parts, read
+    from fedpact.flower.local import Local
 
+    if options.file is not None:
+        parts(read(options.file))  # refused here, before anything is started
     _ends_whole()
     with Local(options.folder, _configs(options)) as federation:
-        told = {"address": federation.address, "nodes": list(federation.configs), "logs": f"{options.folder}/logs"}
+        told = {
+            "address": federation.address,
+            "nodes": list(federation.configs),
+            "logs": f"{options.folder}/logs",
+            "run": _flwr_run(federation, options.file),
+        }
         lines = [
             f"SuperLink at {told['address']}, nodes: {', '.join(federation.configs)}; logs in {told['logs']}",
-            f"  FLWR_HOME={federation.folder / 'flower'} flwr run APP {NAME}",
+            f"  {told['run']}",
             "Ctrl-C ends them all.",
         ]
         print(json_text(told) if options.json else "\n".join(lines), flush=True)
@@ -109,6 +119,18 @@ def up(options: argparse.Namespace) -> int:
             time.sleep(1)
             for name in federation.mend():
                 print(f"{name} was lost and started again", file=sys.stderr, flush=True)
+
+
+def _flwr_run(federation: Any, file: str | None) -> str:
+    """Write the app; the command that runs it, which without an experiment's file has a blank for its path."""
+    from fedpact.flower.local import NAME, write_app
+
+    folder = federation.folder
+    path = "FILE" if file is None else str(Path(file).resolve())
+    app = write_app(folder, path, str(folder / "run"), len(federation.configs))
+    blank = ["--run-config", 'experiment="FILE"'] if file is None else []
+    command = shlex.join(["flwr", "run", str(app), NAME, "--stream", *blank])
+    return f"FLWR_HOME={shlex.quote(str(folder / 'flower'))} {command}"
 
 
 def run(options: argparse.Namespace) -> int:

@@ -172,7 +172,7 @@ def drive(
     if any(history.rounds % loop.evaluate_every for history in histories):
         _measure_last(loop, carry, data, histories, trials)
     why = Outcome.BUDGET if spent_out else Outcome.INTERRUPTED if interrupt.asked else Outcome.ROUNDS
-    return [_finish(loop, carry, histories, order, i, trials, why) for i in range(len(seeds))]
+    return [_finish(loop, carry, data, histories, order, i, trials, why) for i in range(len(seeds))]
 
 
 def _admit(loop: Loop, hellos: Any, clients: np.ndarray) -> None:
@@ -302,22 +302,31 @@ def _rows(
 
 
 def _finish(
-    loop: Loop, carry: Carry, histories: list[History], order: np.ndarray, trial: int, trials: bool, why: Outcome
+    loop: Loop,
+    carry: Carry,
+    data: Any,
+    histories: list[History],
+    order: np.ndarray,
+    trial: int,
+    trials: bool,
+    why: Outcome,
 ) -> Finished:
     one = jax.tree.map(lambda a: a[trial], carry) if trials else carry
     halt, culprit, client = int(one.halt), int(one.culprit), order[trial]
     history, where = histories[trial], ""
+    parties = loop.algorithm.wire is not None  # one client stands for all of them: it is nobody to name
     if halt == NONFINITE and culprit >= 0:
-        lost = f" (training loss {float(one.loss):g})" if "train_loss" in loop.algorithm.notes else ""
-        outcome = Outcome.NONFINITE
-        where = f"round {history.rounds}, client {int(client[culprit])}: its upload is not finite{lost}"
+        own = jax.tree.map(lambda a: a[trial], data) if trials else data
+        loss = loop.loss_before(one.state.server, own, culprit)  # of a round that is not kept the server is the old one
+        what = "the exchange: a value or a gradient" if parties else f"client {int(client[culprit])}: its upload"
+        outcome, where = Outcome.NONFINITE, f"round {history.rounds}, {what} is not finite{loss}"
     elif halt == NONFINITE or not (
         loop.guard or loop.telemetry == "none" or np.isfinite(history.end(history.judged))  # not seen before
     ):
         what = "its model or the objective" if halt == NONFINITE else "the objective"
-        most = (
-            f" (largest training loss {float(one.loss):g}, client {int(client[-2 - culprit])})" if culprit < -1 else ""
-        )
+        most = f" (training loss {float(one.loss):g})" if culprit < -1 else ""
+        if culprit < -1 and not parties:
+            most = f" (largest training loss {float(one.loss):g}, client {int(client[-2 - culprit])})"
         outcome, where = Outcome.NONFINITE, f"round {history.rounds}, the server: {what} is not finite{most}"
     elif halt == STOPPED:
         outcome = Outcome.STOPPED

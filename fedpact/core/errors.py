@@ -7,8 +7,11 @@ FedpactError
 │   └── DatasetMissing   a dataset that is nowhere to be found
 ├── CheckpointError      a checkpoint or model file that is damaged or belongs to other settings
 ├── OutputError          a folder that cannot be written to
+│   └── FolderHeld       one in which another process is running
 ├── BudgetSpent          a release that would cost more privacy than was granted
 └── ClientError          something failed inside a round: names round, client and stage
+    ├── NotFinite        what a client made of a round is not finite (engine `debug`; elsewhere that is an outcome)
+    └── StartedAgain     a node has forgotten what was agreed on before round 1: everyone is to be asked anew
 """
 
 from __future__ import annotations
@@ -51,12 +54,28 @@ class OutputError(FedpactError, OSError):
     """A folder or file that cannot be written."""
 
 
+class FolderHeld(OutputError):
+    """A folder in which another process is running."""
+
+
 class BudgetSpent(FedpactError):
     """A release that would cost more privacy than was granted; nothing was released."""
 
 
 class ClientError(FedpactError):
     """A failure inside a round, with round, client and stage."""
+
+
+class NotFinite(ClientError):
+    """A client's state or upload is not finite; `position` is where the engine has the client."""
+
+    def __init__(self, sentence: str, position: int) -> None:
+        super().__init__(sentence)
+        self.position = position
+
+
+class StartedAgain(ClientError):
+    """A node was started again before the run had begun, and has forgotten what was agreed on."""
 
 
 #: The largest count that settings take: steps, rounds, rows a batch, ….
@@ -135,6 +154,7 @@ def unknown(kind: str, name: Any, known: Iterable[str], *, hint: str = "") -> Un
     """The error for a name that does not exist: all valid ones, the nearest, and the hint if there is one."""
     names = sorted(map(str, known))
     more = f" {hint}" if hint else ""
+    apart = "; " if any("," in one for one in names) else ", "
     return UnknownName(
-        f"{kind} must be one of {', '.join(names) or '(none)'}, got {_shown(name)}.{nearest(name, names)}{more}"
+        f"{kind} must be one of {apart.join(names) or '(none)'}, got {_shown(name)}.{nearest(name, names)}{more}"
     )

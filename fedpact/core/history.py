@@ -79,9 +79,9 @@ class History:
             values.extend(np.asarray(rows[name], dtype=np.float64).tolist())
 
     def fill(self, cells: Mapping[str, float]) -> None:
-        """Put cells of the last row that were not measured before."""
-        for name, value in cells.items():
-            self._columns[name][-1] = value
+        """Put cells of the last row that were not measured before; as in `extend`, in the columns that there are."""
+        for name, values in self._columns.items():
+            values[-1] = cells.get(name, values[-1])
 
     def lines(self, first: int = 0) -> str:
         """Rows from `first` on as CSV text (with the header when `first` is 0)."""

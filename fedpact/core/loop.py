@@ -21,12 +21,16 @@ import numpy as np
 from jax import lax
 
 from fedpact.core.contract import READS, Algorithm, Batch, Cohort, Oracle, Stepped
-from fedpact.core.errors import InvalidArgument, unknown
+from fedpact.core.errors import InvalidArgument, NotFinite, unknown
 from fedpact.core.keys import JOIN_ROUND, SERVER, Purpose, client_key
 from fedpact.core.shards import Shards, is_kept, settled
 from fedpact.core.stop import Rule
 
 GOING, STOPPED, NONFINITE = 0, 1, 2
+#: The largest loss of rows that a client holds out which goes into a sum: masked ones hold no more.
+LARGEST = 1e24
+#: Rows of a client that are looked at together where its loss is asked for.
+ROWS = 500
 
 
 class State(NamedTuple):
@@ -45,7 +49,7 @@ class Carry(NamedTuple):
     recent: dict[str, Any]
     halt: Any
     culprit: Any  # position of the client whose upload was not finite; else −2 − that of the largest loss, −1 for none
-    loss: Any  # that client's training loss in the round, where the algorithm notes it
+    loss: Any  # that largest training loss in the round, where the algorithm notes it
 
 
 def _finite(tree: Any) -> Any:
@@ -58,6 +62,14 @@ def _either(choice: Any, this: Any, that: Any) -> Any:
     if any(map(is_kept, jax.tree.leaves(this, is_leaf=is_kept))):
         return this if bool(choice) else that
     return jax.tree.map(lambda a, b: jnp.where(choice, a, b), this, that)
+
+
+def _tested(sums: dict[str, Any]) -> dict[str, Any]:
+    """Columns from the test's sums."""
+    sums = {name: jnp.asarray(value, jnp.float64) for name, value in sums.items()}
+    loss = sums["loss"] / sums["rows"]
+    row = {"test_loss": jnp.where(sums.get("endless", 0) > 0, jnp.inf, loss)}
+    return row | ({"test_accuracy": sums["correct"] / sums["rows"]} if "correct" in sums else {})
 
 
 def _python_while(cond: Callable[[Any], Any], body: Callable[[Any], Any], value: Any) -> Any:
@@ -79,11 +91,13 @@ class Loop:
         timing: bool,
         telemetry: str = "all",
         guard: Any = None,
+        scored: bool = False,
     ) -> None:
         self.algorithm, self.problem, self.engine, self.stop = algorithm, problem, engine, stop
         self.guard = guard  # privacy.guard.Guard, of a private run
         self.grad = getattr(guard, "oracle", None) or getattr(problem, "oracle", None) or Oracle(problem)
         self.evaluate_every, self.timing, self.telemetry = evaluate_every, timing, telemetry
+        self.scored = scored  # whether clients, which are nodes, score rows of their own that they hold out
         self._names: list[str] = []
         self._told: tuple[str, ...] = getattr(engine, "told", ())
         self._judged = "objective" if telemetry == "all" else "test_loss"
@@ -110,23 +124,58 @@ class Loop:
             state, upload = self.guard.released(msg, client, state, batch, upload, t, key(Purpose.NOISE))
         return state, upload, notes
 
-    def _measure_one(self, shared: Any, batch: Batch, client: Any) -> Any:
+    def _measure_one(self, shared: Any, batch: Batch, client: Any, aside: Batch | None = None) -> Any:
         seen, w = shared
         more = {} if self.guard is None else self.guard.measures(w, batch)
+        if self.scored:  # at the server, which has no rows, for the shapes of an answer alone
+            more |= self._score_one(w, batch if aside is None else aside)
         return self.algorithm.measure(seen, client, batch) | more
 
-    def _test_one(self, w: Any, batch: Batch) -> Any:
+    def _score_one(self, w: Any, aside: Batch) -> dict[str, Any]:
+        """The test's sums over rows that a client holds out, if any; a loss that is not finite is counted instead."""
+        sums = self._test_one(w, aside)
+        some, sound = aside.rows > 0, jnp.abs(sums["loss"]) <= LARGEST
+        sums |= {
+            "loss": jnp.where(some & sound, sums["loss"], 0),
+            "endless": (some & ~sound).astype(aside.weight.dtype),
+        }
+        return {f"test_{name}": total for name, total in sums.items()}
+
+    def _loss_one(self, w: Any, batch: Batch) -> Any:
+        """The loss, summed over these rows."""
         value = getattr(self.problem, "test_value", None) or (lambda w, b: self.problem.value_and_gradient(w, b)[0])
-        return {"loss": value(w, batch) * batch.rows, **self.problem.counts(w, batch)}
+        return value(w, batch) * batch.rows
+
+    def _test_one(self, w: Any, batch: Batch) -> Any:
+        return {"loss": self._loss_one(w, batch), **self.problem.counts(w, batch)}
+
+    def loss_before(self, server: Any, data: Any, position: int) -> str:
+        """What is told of a client that diverged in the round of this server: its loss at the model it was sent.
+
+        It is computed then only; of a network a few rows at a time, as on the test set. In a private run, or where the
+        rows are at nodes, it is not told.
+        """
+        if self.guard is not None or getattr(self.engine, "remote", False):
+            return ""
+        w, batch = self.algorithm.model(server), self.engine.one_client(data, position)
+        count, parts = int(batch.rows), [batch]
+        if hasattr(self.problem, "test_value"):
+            some = np.array_split(np.arange(count), -(-count // ROWS))
+            parts = [Batch(batch.x[i], batch.y[i], batch.weight[i], batch.client) for i in some]
+        loss = sum(float(self._loss_one(w, part)) for part in parts) / count
+        return f"; at the model it was sent its loss was {f'{loss:.4g}' if np.isfinite(loss) else 'not finite either'}"
 
     # One round, in its three stages
 
     def client_stage(self, server: Any, clients: Any, data: Any, cohort: Cohort, t: Any, root: Any) -> Stepped:
         """Broadcast, and every client of the cohort steps."""
         shared = (self.algorithm.broadcast(server), t, root)
-        return self.engine.step(
-            self._step_one, shared, data, clients, cohort, self.algorithm.combine, (t, "client_step")
-        )
+        given = (data, clients, cohort, self.algorithm.combine, (t, "client_step"))
+        try:
+            return self.engine.step(self._step_one, shared, *given)
+        except NotFinite as bad:
+            told = str(bad).removesuffix(".") + self.loss_before(server, data, bad.position)
+            raise NotFinite(f"{told}.", bad.position) from None
 
     def server_stage(self, server: Any, uploads: Any, cohort: Any, t: Any, root: Any) -> Any:
         """The server's step on the cohort's uploads."""
@@ -143,9 +192,7 @@ class Loop:
             return {name: jnp.asarray(jnp.nan, jnp.float64) for name in ("objective", "gradient")}
         row = self._measure_all(state, data, t) if self.telemetry == "all" else {}
         tested = self.engine.test(self._test_one, self.algorithm.model(state.server), data)
-        if tested is not None:
-            row["test_loss"] = tested["loss"] / tested["rows"]
-            row |= {"test_accuracy": tested["correct"] / tested["rows"]} if "correct" in tested else {}
+        row |= {} if tested is None else _tested(tested)
         return {name: jnp.asarray(value, jnp.float64) for name, value in row.items()}
 
     def _measure_all(self, state: State, data: Any, t: Any) -> dict[str, Any]:
@@ -156,6 +203,8 @@ class Loop:
         clients = self.engine.clients_of(data).shape[0]
         row = {"objective": sums.pop("objective") / clients, "gradient": (sums.pop("gradient") / clients).norm2()}
         rows = sums.pop("rows")
+        if self.scored:
+            row |= _tested({name[5:]: sums.pop(name) for name in list(sums) if name.startswith("test_")})
         if "correct" in sums:
             row["accuracy"] = sums.pop("correct") / rows
         for name, total in sums.items():
@@ -206,7 +255,7 @@ class Loop:
             return  # what is not JAX's cannot be traced: a wrong name is found at the start
         sums = set(jax.eval_shape(measure, x, y)) if self.telemetry == "all" else set()
         known = (sums - {"rows", "correct"}) | ({"accuracy"} if "correct" in sums else set()) | {"round", "seconds"}
-        known |= {"test_loss", "test_accuracy"} if tested else set()
+        known |= {"test_loss", "test_accuracy"} if tested or self.scored else set()
         known |= (set(self.algorithm.notes) | set(self.algorithm.info)) - {"gradients"}  # cumulative on the host
         for name in self.stop.reads:
             if name not in known:
@@ -297,7 +346,7 @@ class Loop:
         return Carry(new, jnp.where(fine, t + 1, t), recent, halt, *place), row
 
     def _culprit(self, notes: Any, cohort: Cohort, sound: Any) -> tuple[Any, Any]:
-        """Who to name where a number is not finite, as `Carry` has it, and that client's training loss.
+        """Who to name where a number is not finite, as `Carry` has it, and the largest training loss.
 
         A private run names nobody for a loss: it was not released.
         """
@@ -308,7 +357,7 @@ class Loop:
         most = jnp.argmax(losses)
         told = (losses[most] > -jnp.inf) & (self.guard is None)
         server = jnp.where(told, -2 - cohort.positions[most], -1)
-        return jnp.where(bad, cohort.positions[first], server), notes.train_loss[jnp.where(bad, first, most)]
+        return jnp.where(bad, cohort.positions[first], server), notes.train_loss[most]
 
     def _judge(self, row: dict[str, Any]) -> Any:
         """Whether the telemetry lets a run go on. A private run is not ended by it: when it ends is seen."""

@@ -7,21 +7,31 @@ are equal travel once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpact.core.errors import InvalidArgument
+from fedpact.core.errors import ClientError, InvalidArgument, StartedAgain
 from fedpact.core.sealed import seal, unseal
 
 #: Of the messages' form. Both sides must have the same.
 SCHEMA = 1
+#: What an error answer calls its reason where the node has forgotten what was agreed on.
+ANEW = "anew"
+
+
+#: How many answers a question needs that are no errors; or whether these suffice, by client, where more must be right.
+Enough = int | Callable[[Mapping[int, Any]], bool]
 
 
 class Refused(InvalidArgument):
     """A message that must not be used; the sentence names what is wrong with it."""
+
+
+class Forgotten(Refused):
+    """A question that goes on from what the node has not: it was started again, and is to be asked anew."""
 
 
 class Message(NamedTuple):
@@ -76,8 +86,21 @@ def usable(answer: Message | Refused) -> Message:
     if isinstance(answer, Refused):
         raise answer
     if answer.kind == "error":
-        raise Refused(str(answer.values.get("sentence", "the node failed")))
+        refused = Forgotten if answer.values.get("why") == ANEW else Refused
+        raise refused(str(answer.values.get("sentence", "the node failed")))
     return answer
+
+
+def suffice(answers: Mapping[int, Any], enough: Enough) -> bool:
+    """Whether these answers are enough to go on without the others."""
+    if callable(enough):
+        return enough(answers)
+    return sum(isinstance(one, Message) and one.kind != "error" for one in answers.values()) >= enough
+
+
+def failed(where: str, refused: Refused) -> ClientError:
+    """The error that an answer which cannot be used becomes where everyone's is needed."""
+    return (StartedAgain if isinstance(refused, Forgotten) else ClientError)(f"{where}: {refused}")
 
 
 def checked(message: Message, shapes: Sequence[Any], who: str) -> list[np.ndarray]:

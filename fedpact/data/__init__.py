@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fedpact.core.errors import unknown
@@ -69,13 +69,18 @@ _LOADERS: dict[str, Callable[..., Dataset]] = {
 
 def load(name: str, **options: Any) -> Dataset:
     """The dataset of that name; `options` go to its function."""
+    check_options(name, options)
+    return _LOADERS[name](**options)
+
+
+def check_options(name: str, options: Iterable[str]) -> None:
+    """Refuse a name that `load` does not know, and options that its function does not take."""
     if name not in _LOADERS:
         raise unknown("dataset", name, _LOADERS)
     known = inspect.signature(_LOADERS[name]).parameters
     for option in options:
         if option not in known:
             raise unknown(f"option of dataset {name!r}", option, known)
-    return _LOADERS[name](**options)
 
 
 def names() -> dict[str, str]:

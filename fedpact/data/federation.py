@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -137,12 +137,7 @@ def split(
     dataset: Dataset, clients: int | None, how: str, seed: int, holdout: float, options: Mapping[str, Any]
 ) -> Federation:
     """The federation behind `Dataset.split`."""
-    if not isinstance(how, str) or how not in partition.SPLITS:
-        raise unknown("how", how, partition.SPLITS)
-    known = ("clients", "how", "seed", "holdout", *partition.SPLITS[how])
-    for option in options:
-        if option not in known:
-            raise unknown(f"option of the split {how!r}", option, known)
+    check_options(how, options)
     if how == "features":
         return dataset.split_features(clients, holdout=holdout, seed=seed, **options)
     m = int(clients) if isinstance(clients, np.integer) else clients
@@ -155,6 +150,16 @@ def split(
     shown = ", ".join(f"{k}={v}" for k, v in options.items() if k != "sizes")
     text = f"{how}{f' ({shown})' if shown else ''}, {len(rows)} clients, seed {seed}"
     return Federation(dataset, kept, held_out, names, text + (f", holdout {holdout}" if holdout else ""))
+
+
+def check_options(how: str, options: Iterable[str]) -> None:
+    """Refuse a split that there is not, and options that it does not take."""
+    if not isinstance(how, str) or how not in partition.SPLITS:
+        raise unknown("how", how, partition.SPLITS)
+    known = ("clients", "how", "seed", "holdout", *partition.SPLITS[how])
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of the split {how!r}", option, known)
 
 
 def _deal(

@@ -6,6 +6,7 @@ import csv
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,8 @@ def from_csv(
     scale: str = "standard",
     task: str = "auto",
     coding: str = "ordinal",
+    categories: Mapping[str, Sequence[str]] | None = None,
+    classes: Sequence[str] = (),
 ) -> Dataset:
     """A dataset from a CSV file with a header line.
 
@@ -81,11 +84,14 @@ def from_csv(
     `scale` is "standard" (mean 0, variance 1), "norm" (2-norm 1) or "none".
     Under task="auto" a target of numbers with more than 20 distinct values is a regression target, anything else is
     classes, sorted (numbers by value). Dropped columns remain usable in `split(how="column", column=…)`.
+    `categories` lists a column's categories and `classes` the target's, in the order of their codes, where they are
+    not to be learned from the rows; a row with another is refused.
     """
     header, rows = read_rows(path)
-    drop, categorical = column_names("drop", drop), column_names("categorical", categorical)
-    for argument, names in (("target", [target]), ("drop", drop), ("categorical", categorical)):
-        for name in names:
+    lists, names = listed(categories, classes, task)
+    drop, categorical = column_names("drop", drop), [*column_names("categorical", categorical), *lists]
+    for argument, given in (("target", [target]), ("drop", drop), ("categorical", categorical)):
+        for name in given:
             if name not in header:
                 raise unknown(argument, name, header)
     require(target not in drop, "drop", "columns other than the target", drop)
@@ -95,11 +101,35 @@ def from_csv(
     require_one_of("coding", coding, CODINGS)
 
     keep = range(len(rows))
-    columns, coded, raw = code_table(header, rows, str(path), keep, {target, *drop}, categorical, coding)
+    columns, coded, raw = code_table(header, rows, str(path), keep, {target, *drop}, categorical, coding, lists)
     require(columns, "drop", "fewer columns, so that a feature is left", drop)
-    y, classes = code_target(target, header, rows, str(path), keep, task)
-    name = Path(path).stem
-    return scaled_dataset(name, columns, coded, y, scale=scale, target=target, classes=classes, raw=raw)
+    y, names = code_target(target, header, rows, str(path), keep, task, names)
+    return scaled_dataset(Path(path).stem, columns, coded, y, scale=scale, target=target, classes=names, raw=raw)
+
+
+def listed(categories: Any, classes: Any, task: str) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+    """The categories by column and the classes that users have listed, checked; none where there are none."""
+    ok, hint = categories is None or isinstance(categories, Mapping), 'Such as { ward = ["a", "b"] }.'
+    require(ok, "categories", "lists of categories by column", categories, hint=hint)
+    lists = {str(column): _distinct(f"categories of {column!r}", cells) for column, cells in (categories or {}).items()}
+    if isinstance(classes, list | tuple) and not classes:
+        return lists, ()
+    require(task != "regression", "classes", "left out for a regression target", classes)
+    names = _distinct("classes", classes, 2)
+    numbers = Column("", "number").code(names)
+    distinct = not np.isfinite(numbers).all() or len(np.unique(numbers)) == len(names)
+    require(distinct, "classes", "distinct numbers", classes)
+    return lists, names
+
+
+def _distinct(argument: str, given: Any, least: int = 1) -> tuple[str, ...]:
+    """Cells as a file has them; whole numbers may be written without quotes."""
+    some = list(given) if isinstance(given, list | tuple) else []
+    cells = [str(cell) if isinstance(cell, int) and not isinstance(cell, bool) else cell for cell in some]
+    ok = all(isinstance(cell, str) and cell and cell == cell.strip(" \t") for cell in cells)
+    ok = ok and len(cells) >= least and len(set(cells)) == len(cells)
+    require(ok, argument, f"a list of at least {least} distinct cells", given)
+    return tuple(cells)
 
 
 def code_table(
@@ -110,13 +140,17 @@ def code_table(
     skip: Collection[str],
     categorical: Collection[str],
     coding: str,
+    lists: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> tuple[list[Column], np.ndarray, dict[str, np.ndarray]]:
-    """Features, their cells (N, n) before scaling, and every column as it was read, of the rows `keep` of a file."""
+    """Features, their cells (N, n) before scaling, and every column as it was read, of the rows `keep` of a file.
+
+    `lists` are the categories of columns that the rows are not asked for.
+    """
     columns = []
     cells = {name: [rows[i][k] for i in keep] for k, name in enumerate(header)}
     for name in header:
         if name in categorical and name not in skip:
-            columns += _coded(name, tuple(sorted(set(cells[name]) - {""})), coding)
+            columns += _coded(name, lists.get(name) or tuple(sorted(set(cells[name]) - {""})), coding)
         elif name not in skip:
             columns.append(Column(name, "number"))
     hint = "Add the column to `categorical` to code its values, or to `drop` to leave it out."
@@ -141,10 +175,27 @@ def _coded(name: str, categories: tuple[str, ...], coding: str) -> list[Column]:
 
 
 def code_target(
-    target: str, header: list[str], rows: list[list[str]], path: str, keep: Sequence[int], task: str
+    target: str,
+    header: list[str],
+    rows: list[list[str]],
+    path: str,
+    keep: Sequence[int],
+    task: str,
+    classes: tuple[str, ...] = (),
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """y and the names of its classes, of the rows `keep` of a file; no names for a regression target."""
+    """y and the names of its classes, of the rows `keep` of a file; no names for a regression target.
+
+    `classes` are their names where the rows are not asked for them.
+    """
     cells = [rows[i][header.index(target)] for i in keep]
+    if classes:
+        y = class_codes(cells, classes)
+        for i in np.flatnonzero(np.isnan(y)).tolist():
+            place = f"{path}, line {line_of(header, rows, keep[i])}"
+            raise Column(target, "category", classes).refusal(cells[i], place, "")
+        if len(np.unique(y)) < 2:
+            raise DataError(f"target {target!r} of {path} must be of at least two classes, got only {cells[0]!r}.")
+        return y, classes
     column = Column(target, "number")
     values = column.code(cells)
     number = np.isfinite(values)
@@ -161,6 +212,15 @@ def code_target(
     if len(found) < 2:
         raise DataError(f"target {target!r} of {path} must be of at least two classes, got only {cells[0]!r}.")
     return y.astype(np.float64), tuple(cells[i] for i in first)
+
+
+def class_codes(cells: Sequence[str], classes: Sequence[str]) -> np.ndarray:
+    """0, 1, … by the names of the classes, numbers by value; NaN for a cell that is none of them."""
+    numbers = Column("", "number").code(classes)
+    if not np.isfinite(numbers).all():
+        return Column("", "category", tuple(classes)).code(cells)
+    codes = {value: float(code) for code, value in enumerate(numbers.tolist())}
+    return np.array([codes.get(value, np.nan) for value in Column("", "number").code(cells).tolist()])
 
 
 def from_arrays(

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.sparse
 
 from fedpact.core.contract import Batch, Cohort
-from fedpact.core.errors import ClientError, FedpactError, InvalidArgument
+from fedpact.core.errors import ClientError, FedpactError, InvalidArgument, NotFinite
 from fedpact.engines.stacked import Stacked, kept_dtype
 
 
@@ -48,9 +48,9 @@ class DebugEngine(Stacked):
         """The client numbers by position."""
         return jnp.stack([batch.client for batch in data])
 
-    def one_client(self, data: Any) -> Batch:
-        """The rows of the first client, to learn a message's shape from."""
-        return data[0]
+    def one_client(self, data: Any, position: int = 0) -> Batch:
+        """The rows of one client."""
+        return data[position]
 
     def capacities(self, data: Any, largest: int, trials: bool) -> None:
         """Everyone has a slot; clients that do not take part are skipped, not masked."""
@@ -69,7 +69,7 @@ class DebugEngine(Stacked):
                 raise
             except Exception as error:
                 raise ClientError(f"{place}: {type(error).__name__}: {error}") from error
-            _check_finite(outs[i], place, stage)
+            _check_finite(outs[i], place, stage, int(i))
         template = next((o for o in outs if o is not None), None)
         if template is None:  # an empty cohort still needs the shapes
             template = f(data[0], jax.tree.map(lambda a: a[0], rows))
@@ -77,9 +77,9 @@ class DebugEngine(Stacked):
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(zeros if o is None else o for o in outs))
 
 
-def _check_finite(out: Any, place: str, stage: str) -> None:
+def _check_finite(out: Any, place: str, stage: str, position: int) -> None:
     """In a client's step: what it keeps and what it uploads (notes and telemetry may hold NaN for 'none')."""
     checked = out[:2] if stage in ("client_step", "join") else ()
     for path, leaf in jax.tree_util.tree_leaves_with_path(checked):
         if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(jnp.all(jnp.isfinite(leaf))):
-            raise ClientError(f"{place}: {jax.tree_util.keystr(path)} is not finite.")
+            raise NotFinite(f"{place}: {jax.tree_util.keystr(path)} is not finite.", position)

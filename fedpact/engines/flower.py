@@ -14,7 +14,8 @@ version, one that is not finite or longer than `largest` is refused and named, a
 
 `late` says what becomes of answers after the deadline: "drop", or "use" in the next round that the node is not asked
 in. `stale` says what becomes of a node that has lost the state the server knows it by: "refuse" leaves it out,
-"restart" gives it the state of one that joins. Every decision is a line of the log and a number of the history.
+"restart" gives it the state of one that joins. Every decision is a line of the log, a number of the history, and an
+event: a line of the run's events.jsonl, with who and why.
 
 With `secure` uploads and telemetry stay with the nodes, and what comes is their sum under masks: `Sums`, which are
 passed in with the link. Who drops out on the way is left out as one who is late. `largest` and finiteness are then
@@ -40,8 +41,8 @@ from fedpact.core.contract import Batch, Cohort, Stepped, Streamed
 from fedpact.core.errors import ClientError, InvalidArgument, is_number, require, require_flags, require_one_of
 from fedpact.core.settings import plain_fields
 from fedpact.core.store import Store
-from fedpact.core.wire import Message, Refused, checked, usable
-from fedpact.engines.flower_round import Round, nothing
+from fedpact.core.wire import Enough, Message, Refused, checked, failed, usable
+from fedpact.engines.flower_round import Round, after_time, nothing
 
 log = logging.getLogger("fedpact")
 STALE, LATE = ("refuse", "restart"), ("drop", "use")
@@ -58,8 +59,15 @@ class Link(Protocol):
         """To be delivered before each node's next question. A failure is then the answer to that one."""
         ...
 
-    def ask(self, questions: Mapping[int, Message], deadline: float, enough: int, patience: float) -> dict[int, Any]:
-        """Client → its answer, a `Message`; or the `Refused` that says why there is none."""
+    def anew(self) -> None:
+        """Begin again: nodes forget what they were asked over this link, and what was told is not delivered."""
+        ...
+
+    def ask(self, questions: Mapping[int, Message], deadline: float, enough: Enough, patience: float) -> dict[int, Any]:
+        """Client → its answer, a `Message`; or the `Refused` that says why there is none.
+
+        It goes on without the others after `deadline` seconds if those that came are `enough`, else after `patience`.
+        """
         ...
 
     def late(self) -> Sequence[tuple[int, Any]]:
@@ -80,7 +88,7 @@ class Sum(Protocol):
         """Who is left out for an answer that is not right, and why."""
         ...
 
-    def ask(self, questions: Mapping[int, Message], deadline: float, enough: int, patience: float) -> dict[int, Any]:
+    def ask(self, questions: Mapping[int, Message], deadline: float, enough: Enough, patience: float) -> dict[int, Any]:
         """The link's answers to these questions, which invite to the sum."""
         ...
 
@@ -129,8 +137,9 @@ class FlowerEngine:
     threshold: float = 2 / 3
     bound: float = 1e6
     compiled, eager, first_block = False, False, 1
+    remote = True  # the rows are not here
     every_round = True  # a checkpoint after each: what nodes have released is not asked for again but in that one
-    told = ("missing", "refused_uploads", "late")
+    told = ("missing", "refused_uploads", "late", "late_dropped", "restarted")
     #: What may change when a run is resumed.
     loose = ("deadline", "quorum", "patience", "late", "stale", "largest", "notes")
     _running: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -154,6 +163,10 @@ class FlowerEngine:
         require(ok, "threshold", "a fraction above 1/2 and at most 1", self.threshold, hint=hint)
         ok = is_number(self.bound) and 2.0**-40 <= self.bound <= 2.0**40
         require(ok, "bound", "a number from 2⁻⁴⁰ to 2⁴⁰", self.bound)
+        for name in ("threshold", "bound"):
+            usual, value = getattr(FlowerEngine, name), getattr(self, name)
+            hint = "It is of masked sums: leave it out, or ask for them."
+            require(self.secure or value == usual, name, "left out without secure = true", value, hint=hint)
         hint = "An upload that comes late has no masks to be added under."
         require(not (self.secure and self.late == "use"), "late", '"drop" with secure = true', self.late, hint=hint)
 
@@ -187,6 +200,8 @@ class FlowerEngine:
             raise InvalidArgument("engine must be 'local' for vectorised trials, got 'flower'. Run them one by one.")
         (federation,) = federations
         require(len(self.link.names) == federation.clients, "link", f"of {federation.clients} nodes", self.link.names)
+        for remark in getattr(federation, "remarks", ()):
+            log.warning("%s", remark)
         rows, pixels = int(federation.sizes[0]), federation.dataset.x.dtype == np.uint8
         x = jax.ShapeDtypeStruct((rows, federation.features), np.uint8 if pixels else np.dtype(dtype))
         line = jax.ShapeDtypeStruct((rows,), np.dtype(dtype))
@@ -248,20 +263,23 @@ class FlowerEngine:
         ids = [int(i) for i in np.flatnonzero(np.asarray(cohort.mask))]
         asked = [i for i in ids if i not in self._running["out"]]
         round_ = Round(self, clients, upload, notes, t, self._sum("step", t, asked, upload))
-        late = round_.late(set(asked))
+        round_.late(set(asked))
         round_.ask(asked, _arrays(msg), len(ids))
         sound = round_.sound()
         total = round_.masked(sound, len(ids))
         came = sorted(sound or round_.came)
+        decided = round_.decisions(ids)
+        for what, whom in decided.items():
+            self._decided(t + 1, what, whom)
+        counts = {name: jnp.asarray(float(len(decided[name]))) for name in self.told}
         if not came:
-            return _nobody(upload, notes, combine, {"missing": len(ids), **_counts(round_, 0)})
+            return _nobody(upload, notes, combine, counts)
         parts = [round_.came[i] for i in came]
         exact = Cohort((jnp.asarray(came, jnp.int32),), jnp.ones(len(came), bool))
         stack = lambda trees: jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *trees)
         add = lambda trees: jax.tree.map(lambda *a: jnp.asarray(sum(a[1:], a[0])), *trees)
         uploads = [part.upload for part in parts] if total is None else [total]
         gathered: Any = Streamed(jnp.asarray(len(came))) if combine == "sum" else exact
-        missing = len([i for i in ids if i not in round_.came and i not in round_.refused])
         return Stepped(
             {i: (round_.came[i].version, round_.came[i].digest) for i in came},
             add(uploads) if combine == "sum" else stack(uploads),
@@ -269,7 +287,7 @@ class FlowerEngine:
             jnp.asarray([i in sound for i in came]),
             exact,
             gathered,
-            {"missing": jnp.asarray(float(missing)), **_counts(round_, late)},
+            counts,
         )
 
     def keep(self, clients: Away, rows: Any, cohort: Cohort, t: Any) -> Away:
@@ -294,6 +312,7 @@ class FlowerEngine:
         answers = (masked or self.link).ask(questions, self.deadline, enough, self.patience)
         total: list[np.ndarray] | None = None
         who, finite = [], True
+        why = dict.fromkeys(set(range(data.clients)) - set(everyone), "its state was lost in an earlier round")
         endless: dict[int, list[np.ndarray]] = {}  # what is not finite is left out where others' is; alone, it counts
         for i in sorted(answers):
             try:
@@ -307,6 +326,7 @@ class FlowerEngine:
                     continue
             except InvalidArgument as refused:
                 log.warning("round %d, %s, measure: %s", t, self.name(i), refused)
+                why[i] = str(refused)
                 if masked is not None:
                     masked.refused[i] = str(refused)
                 continue
@@ -314,23 +334,45 @@ class FlowerEngine:
             who.append(i)
         for i, one in endless.items():
             log.warning("round %d, %s, measure: its numbers are not finite", t, self.name(i))
+            why[i] = "its numbers are not finite"
             if not who:
                 total = one if total is None else [a + b for a, b in zip(total, one, strict=True)]
         who = who or list(endless)
         if masked is not None:
             total, who = masked.total() if finite else (nothing(leaves), everyone)
+            why |= masked.refused
         count = len(who)
         if total is None:
             raise ClientError(f"round {t}, measure: nobody answered within {self.patience:g} s. Resume the run.")
         if count < data.clients:
-            names = ", ".join(self.name(i) for i in range(data.clients) if i not in who)
+            without = [i for i in range(data.clients) if i not in who]
+            names = ", ".join(map(self.name, without))
             log.warning("round %d: telemetry is of %d of %d clients; without %s", t, count, data.clients, names)
+            self._decided(t, "unmeasured", [(i, why.get(i, "no answer by the deadline")) for i in without])
         parts = total if count == data.clients else [np.asarray(a * (data.clients / count), a.dtype) for a in total]
         return {**jax.tree.unflatten(tree, [jnp.asarray(a) for a in parts]), "measured": jnp.asarray(float(count))}
 
     def test(self, f: Callable[..., Any], w: Any, data: Remote) -> None:
-        """The server has no rows."""
+        """The server has no rows; the sums of those that nodes hold out come with the telemetry."""
         return
+
+    # What is told of a run
+
+    def _decided(self, row: int, what: str, clients: Sequence[tuple[int, str]]) -> None:
+        """Events of the round that makes this row of the history: of whom, and why."""
+        names = self.link.names
+        events = [{"round": row, "client": i, "name": names[i], "what": what, "why": why} for i, why in clients]
+        self._running.setdefault("events", []).extend(events)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The decisions since this was asked last: round of the history, client, its name, what, and why."""
+        return self._running.pop("events", [])
+
+    def ended(self, rounds: int) -> None:
+        """Look once for uploads that came after the last round: whatever the rule, they are dropped, and told of."""
+        for i, answer in self.link.late():
+            log.warning("after round %d, the last, %s: a late upload was dropped", rounds, self.name(i))
+            self._decided(rounds, "after_end", [(i, after_time(answer, "the run had ended"))])
 
     # Questions
 
@@ -370,7 +412,7 @@ class FlowerEngine:
             try:
                 usable(answers[i])
             except Refused as refused:
-                raise ClientError(f"{stage}: {self.name(i)}: {refused}") from None
+                raise failed(f"{stage}: {self.name(i)}", refused) from None
         return answers
 
 
@@ -401,18 +443,13 @@ class Away(Store):
         return new
 
 
-def _counts(one: Round, late: int) -> dict[str, Any]:
-    return {"refused_uploads": jnp.asarray(float(len(one.refused))), "late": jnp.asarray(float(late))}
-
-
-def _nobody(upload: Any, notes: Any, combine: str, told: Mapping[str, Any]) -> Stepped:
+def _nobody(upload: Any, notes: Any, combine: str, counts: dict[str, Any]) -> Stepped:
     """A round without anyone: the shapes of one client's answer, masked."""
     zero = lambda tree: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), tree)
     one = Cohort((jnp.zeros(1, jnp.int32),), jnp.zeros(1, bool))
     stack = lambda tree: jax.tree.map(lambda a: a[None], zero(tree))
     gathered: Any = Streamed(jnp.asarray(0)) if combine == "sum" else one
     sent = zero(upload) if combine == "sum" else stack(upload)
-    counts = {name: jnp.asarray(float(value)) for name, value in told.items()}
     return Stepped({}, sent, stack(notes), jnp.ones(1, bool), one, gathered, counts)
 
 

@@ -38,17 +38,33 @@ class Round:
         self.note_shapes, self.note_tree = jax.tree.flatten(notes)
         self.came: dict[int, Answer] = {}
         self.refused: dict[int, str] = {}
-        self.fresh: set[int] = set()  # who was asked to start again from the state of one that joins
+        self.used: dict[int, str] = {}  # who is in `came` with the upload of an earlier round
+        self.dropped: list[tuple[int, str]] = []  # late uploads that are not
+        self.fresh: dict[int, str] = {}  # who was asked to start again from the state of one that joins, and why
 
-    def late(self, asked: set[int]) -> int:
+    def late(self, asked: set[int]) -> None:
         """Answers of rounds that went on without them: used where the rule says so and nobody asks them again now."""
-        engine, used = self.engine, 0
+        engine = self.engine
         for i, answer in engine.link.late():
             if engine.late == "use" and i not in asked and i not in self.came:
-                used += self._take(i, answer, late=True)
-            else:
-                log.warning("round %d, %s: a late upload was dropped", self.t, engine.name(i))
-        return used
+                if self._take(i, answer, late=True):
+                    self.used[i] = after_time(answer)
+                continue
+            log.warning("round %d, %s: a late upload was dropped", self.t, engine.name(i))
+            why = 'late = "drop"' if engine.late == "drop" else "its node has another upload in this round"
+            self.dropped.append((i, after_time(answer, why)))
+
+    def decisions(self, ids: Sequence[int]) -> dict[str, list[tuple[int, str]]]:
+        """Under the column of the history that counts it, what became of the cohort `ids`: who, and why."""
+        on_time, out = set(self.came) - set(self.used), self.engine._running["out"]
+        silent = lambda i: "its state was lost in an earlier round" if i in out else "no answer by the deadline"
+        return {
+            "missing": [(i, silent(i)) for i in ids if i not in on_time and i not in self.refused],
+            "refused_uploads": list(self.refused.items()),
+            "late": list(self.used.items()),
+            "late_dropped": self.dropped,
+            "restarted": [(i, why) for i, why in self.fresh.items() if i in on_time],
+        }
 
     def ask(self, ids: Sequence[int], sent: Sequence[np.ndarray], drawn: int) -> None:
         """Ask, take what is sound, and ask those again who have lost their state where the rule gives them one."""
@@ -57,7 +73,9 @@ class Round:
         again: list[int] = []
         questions = {i: self._question(i, sent) for i in ids}
         if questions:
-            answers = link.ask(questions, engine.deadline, min(enough, len(questions)), engine.patience)
+            least = min(enough, len(questions))
+            suffice = lambda answers: sum(self._counts(i, one) for i, one in answers.items()) >= least
+            answers = link.ask(questions, engine.deadline, suffice, engine.patience)
             for i in questions:
                 if i not in answers:
                     log.warning("round %d, %s: no answer by the deadline; left out", self.t, engine.name(i))
@@ -66,7 +84,6 @@ class Round:
                 else:
                     self._take(i, answers[i])
         if again:
-            self.fresh = set(again)
             questions = {i: self._question(i, sent, fresh=True) for i in again}
             answers = link.ask(questions, engine.deadline, len(questions), engine.deadline)
             for i in questions:
@@ -115,6 +132,7 @@ class Round:
         sentence = answer.values.get("sentence", "")
         if engine.stale == "restart":
             log.warning("round %d, %s: %s It starts again from the state of one that joins.", self.t, name, sentence)
+            self.fresh[i] = sentence
             return True
         log.warning("round %d, %s: %s It is left out from now on.", self.t, name, sentence)
         engine._running["out"].add(i)
@@ -129,14 +147,33 @@ class Round:
         except InvalidArgument as refused:
             which = "late upload" if late else "upload"
             log.warning("round %d, %s: %s refused: %s", self.t, engine.name(i), which, refused)
-            if not late:
+            if late:
+                self.dropped.append((i, str(refused)))
+            else:
                 self.refused[i] = str(refused)
             return False
         if late:
             log.warning("round %d, %s: a late upload was used", self.t, engine.name(i))
         return True
 
+    def _counts(self, i: int, answer: Any) -> bool:
+        """Whether an answer is one that the round can go on with: a wrong one does not make the quorum."""
+        try:
+            return self._arrays(i, usable(answer), late=False)[2]
+        except InvalidArgument:
+            return False
+
     def _checked(self, i: int, message: Message, late: bool) -> Answer:
+        own, rest, finite = self._arrays(i, message, late)
+        nothing = [np.full(s.shape, np.nan) for s in self.note_shapes]
+        notes = jax.tree.unflatten(self.note_tree, rest if message.values.get("notes") else nothing)
+        version, digest = message.values["version"], message.values["digest"]
+        if self.sum is not None:
+            return Answer(None, notes, version, digest, self.sum.add(i, message))
+        return Answer(jax.tree.unflatten(self.tree, own), notes, version, digest, finite)
+
+    def _arrays(self, i: int, message: Message, late: bool) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
+        """The arrays of a sound answer, upload and notes, and whether they are finite."""
         engine, who = self.engine, self.engine.name(i)
         values = message.values
         if message.kind != "step":
@@ -152,30 +189,37 @@ class Round:
         version, digest = values.get("version"), values.get("digest")
         if not (isinstance(version, int) and version == t + 1 and isinstance(digest, str) and digest):
             raise Refused(f"answer of {who} must tell its state's version and digest, got {version!r}, {digest!r}.")
-        noted = bool(values.get("notes"))
         shapes = self.shapes if self.sum is None else []
-        arrays = checked(message, [*shapes, *(self.note_shapes if noted else ())], who)
+        arrays = checked(message, [*shapes, *(self.note_shapes if values.get("notes") else ())], who)
         own, rest = arrays[: len(shapes)], arrays[len(shapes) :]
         finite = all(bool(np.isfinite(a).all()) for a in own if a.dtype.kind == "f")
+        finite = finite and values.get("finite") is not False  # what a node says of an upload that it masks
         size = math.sqrt(sum(float(np.sum(np.square(a, dtype=np.float64))) for a in own if a.dtype.kind == "f"))
         if finite and size > engine.largest:
             raise Refused(f"upload of {who} must be of norm at most {engine.largest:g}, got {size:g}.")
-        nothing = [np.full(s.shape, np.nan) for s in self.note_shapes]
-        notes = jax.tree.unflatten(self.note_tree, rest if noted else nothing)
-        if self.sum is not None:
-            return Answer(None, notes, version, digest, self.sum.add(i, message))
-        return Answer(jax.tree.unflatten(self.tree, own), notes, version, digest, finite)
+        return own, rest, finite
 
     def sound(self) -> set[int]:
         """Whose uploads are finite. One that is not is refused where others are; alone, it ends the run."""
         fine = {i for i, one in self.came.items() if one.finite}
         if fine:
             for i in sorted(set(self.came) - fine):
-                sentence = "it is not finite."
-                log.warning("round %d, %s: upload refused: %s", self.t, self.engine.name(i), sentence)
-                self.refused[i] = sentence
+                sentence, which = "it is not finite.", "late upload" if i in self.used else "upload"
+                log.warning("round %d, %s: %s refused: %s", self.t, self.engine.name(i), which, sentence)
+                if self.used.pop(i, None) is None:
+                    self.refused[i] = sentence
+                else:
+                    self.dropped.append((i, sentence))
                 del self.came[i]
         return fine
+
+
+def after_time(answer: Any, why: str = "") -> str:
+    """Which upload came late, by the history's number of its round, and why it does not count."""
+    values = {} if isinstance(answer, Refused) else answer.values
+    t = values.get("round")
+    which = f"upload of round {t + 1}" if isinstance(t, int) else f"no upload: {values.get('sentence', answer)}"
+    return f"{which}; {why}" if why else which
 
 
 def nothing(shapes: Sequence[Any]) -> list[np.ndarray]:

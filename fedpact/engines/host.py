@@ -157,10 +157,10 @@ class HostEngine:
         """The client numbers by position."""
         return np.arange(len(data.index))
 
-    def one_client(self, data: Rows) -> Batch:
-        """The rows of the first client, to learn a message's shape from."""
-        index, weight = data.padded([0])
-        return _gathered(data.x, data.y, index[0], jnp.asarray(weight[0]), jnp.asarray(0, jnp.int32))
+    def one_client(self, data: Rows, position: int = 0) -> Batch:
+        """The rows of one client."""
+        index, weight = data.padded([position])
+        return _gathered(data.x, data.y, index[0], jnp.asarray(weight[0]), jnp.asarray(position, jnp.int32))
 
     def one_state(self, clients: Store) -> Any:
         """The first client's state, to learn a message's shape from."""
@@ -184,7 +184,9 @@ class HostEngine:
         """Nobody's state: it is made when it is needed. Everyone's hello, where the algorithm has one."""
         state_of = self._program(data, "join", lambda given, batch: f(given, batch)[0])
         hello_of = self._program(data, "hello", lambda given, batch: f(given, batch)[1])
-        store = Store(lambda client: _one(state_of, shared, data, client), self._folder())
+        folder = self._folder()
+        own = folder and Path(tempfile.mkdtemp(dir=folder))  # another run may have the same engine
+        store = Store(lambda client: _one(state_of, shared, data, client), own)
         if not jax.tree.leaves(jax.eval_shape(lambda: hello_of(shared, data.x, data.y, *_batched(data, [0])))):
             return store, hello_of(shared, data.x, data.y, *_batched(data, [0]))
         hellos: Any = None

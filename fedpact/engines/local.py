@@ -102,9 +102,12 @@ class LocalEngine(Stacked):
         """The client numbers by position."""
         return jnp.concatenate([batch.client for batch in data.buckets])
 
-    def one_client(self, data: Any) -> Batch:
-        """The rows of the first client, to learn a message's shape from."""
-        return jax.tree.map(lambda a: a[0], data.buckets[0])
+    def one_client(self, data: Any, position: int = 0) -> Batch:
+        """The rows of one client."""
+        ends = np.cumsum([batch.client.shape[0] for batch in data.buckets])
+        bucket = int(np.searchsorted(ends, position, side="right"))
+        place = position - int(ends[bucket])  # from the bucket's end
+        return jax.tree.map(lambda a: a[place], data.buckets[bucket])
 
     def map(self, f: Callable[..., Any], data: Any, rows: Any, cohort: Cohort | None, where: tuple[Any, str]) -> Any:
         """f(batch, row) for every client of the cohort (None: everyone), stacked in the cohort's order."""

@@ -4,8 +4,12 @@ The algorithm's own client_step and measure run at the server; where they come t
 columns are `Elsewhere`, and the messages go to the parties and back, in three questions:
 
     partial   to all but the closer: record numbers, ω_i          → h_i, masked, sealed to the closer
-    close     to the closer: record numbers, its ω_i, ω_0, those  → Closed, its Block, and δ sealed to each other party
+    close     to the closer: record numbers, its ω_i, ω_0, those  → Closed, its Block, δ sealed to each other party, and
+                                                                    whether δ is finite
     block     to all but the closer: record numbers, its δ        → Block
+
+An answer bears the mark of the exchange it is of; another's is refused by name. So is a block that is not finite where
+Closed and δ are. Where those are not, the run may have diverged, and nobody is named: that is a result.
 
 The server draws the records, as a simulation does, and relays what it cannot open. An exchange on the same records at
 the same ω as the one before is not asked for again: with all records in every round, telemetry is the next round's.
@@ -15,6 +19,7 @@ A round needs everyone. A party that does not answer within `patience` seconds e
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
@@ -29,12 +34,15 @@ from fedpact.core.errors import ClientError, InvalidArgument, require
 from fedpact.core.store import Store
 from fedpact.core.vector import Vector
 from fedpact.core.vertical import Answered, Block, Close, Closed, Layout, Split, conversation
-from fedpact.core.wire import Message, Refused, checked, usable
+from fedpact.core.wire import Message, Refused, checked, failed, usable
 from fedpact.engines.flower import FlowerEngine, Link
 from fedpact.engines.host import collected, stepped
 
+log = logging.getLogger("fedpact")
 #: What sealing adds: a nonce and a tag (`secure.primitives`).
 SEALED = 12 + 16
+#: A yes or no.
+WHETHER = jax.ShapeDtypeStruct((), np.bool_)
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class PartiesEngine:
     patience: float = 600.0
     compiled, eager, first_block = False, False, 1
     loose = ("patience",)
+    remote = True  # the columns are not here
     every_round = True  # a checkpoint after each: a round costs seconds
     _running: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -83,6 +92,8 @@ class PartiesEngine:
         (federation,) = federations
         layout, names = federation.layout, self.link.names
         require(len(names) == len(layout.columns), "link", f"of {len(layout.columns)} nodes", names)
+        for remark in getattr(federation, "remarks", ()):
+            log.warning("%s", remark)
         count = int(federation.sizes[0])
         columns = Elsewhere(self, np.arange(count), federation.features)
         nobody, ones = jnp.full(count, jnp.nan, dtype), jnp.ones(count, dtype)
@@ -155,7 +166,7 @@ class PartiesEngine:
             try:
                 usable(answers[party])
             except Refused as refused:
-                raise ClientError(f"{where}, {self.name(party)}: {refused}") from None
+                raise failed(f"{where}, {self.name(party)}", refused) from None
         return answers
 
     def sound(self, answer: Message, shapes: Sequence[Any], party: int, where: str) -> list[np.ndarray]:
@@ -254,13 +265,19 @@ class Exchange:
         sums = self._ask("partial", {i: [self.own[i]] for i in self.away}, lambda i: [shapes.partial])
         sealed = [array for i in self.away for array in sums[i]]
         to_closer = [self.own[self.closer], *self.head, *sealed]
-        parts = [shapes.closed, [shapes.blocks[self.closer]], [shapes.feedback] * len(sealed)]
+        parts = [shapes.closed, [shapes.blocks[self.closer]], [shapes.feedback] * len(sealed), [WHETHER]]
         counted = sorted(shapes.counts)
         parts.append([shapes.counts[name] for name in counted])
         told = self._ask("close", {self.closer: to_closer}, lambda i: [shape for part in parts for shape in part])
-        (values, *by_head), own, deltas, counts = _cut(told[self.closer], map(len, parts))
+        (values, *by_head), own, deltas, (whether,), counts = _cut(told[self.closer], map(len, parts))
+        sound = bool(whether) and _finite([values, *by_head])
         feedback = {i: [delta] for i, delta in zip(self.away, deltas, strict=True)}
-        blocks = self._ask("block", feedback, lambda i: [shapes.blocks[i]]) | {self.closer: own}
+        if sound:
+            self._check_finite("close", {self.closer: [*own, *counts]})
+        blocks = self._ask("block", feedback, lambda i: [shapes.blocks[i]])
+        if sound:
+            self._check_finite("block", blocks)
+        blocks[self.closer] = own
         gradients = tuple(Block(jnp.asarray(blocks[i][0])) for i in self.parties)
         head = jax.tree.unflatten(self.tree, [jnp.asarray(a) for a in by_head])
         told_counts = {name: jnp.asarray(a) for name, a in zip(counted, counts, strict=True)}
@@ -275,7 +292,27 @@ class Exchange:
         records = self.columns.records
         questions = {i: Message(kind, {"client": i, **told}, [records, *map(np.asarray, a)]) for i, a in arrays.items()}
         found = engine.ask(questions, where)
+        for i, answer in found.items():
+            if (answer.values.get("client"), answer.values.get("mark")) != (i, self.mark):
+                raise ClientError(
+                    f"{where}: {kind} of {engine.name(i)} must be of the exchange that it was asked for, got another's."
+                    " Nothing was computed from it. Install the same fedpact everywhere, and resume the run."
+                )
         return {i: engine.sound(found[i], wanted(i), i, where) for i in questions}
+
+    def _check_finite(self, kind: str, answers: Mapping[int, Sequence[np.ndarray]]) -> None:
+        """What is made of finite numbers is finite, or its party is named."""
+        for i, arrays in answers.items():
+            if not _finite(arrays):
+                raise ClientError(
+                    f"{self.columns.where}, {kind}: {kind} of {self.columns.engine.name(i)} must be finite, as all that"
+                    " it is made of is, got numbers that are not. Nothing of the round is kept. Mend the node and"
+                    " resume the run; columns so large that their products overflow must be scaled, in a new run."
+                )
+
+
+def _finite(arrays: Iterable[np.ndarray]) -> bool:
+    return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
 def _bytes(count: int) -> Any:

@@ -44,6 +44,10 @@ log = logging.getLogger("fedpact")
 AGAIN = 3
 #: Seconds that a cluster's address has to answer.
 ANSWER = 10.0
+#: Seconds that a worker has to be there: a machine with a free CPU is found, and has its clients' rows.
+PLACED = 300.0
+#: What Ray calls the cluster that an address has led to.
+_REACHED: dict[str, str] = {}
 
 
 class Shard(Rows):
@@ -152,7 +156,8 @@ class Worker:
 class RayEngine:
     """Clients spread over `workers` actors of a Ray cluster, each on `threads` cores of its machine (None: all).
 
-    `address` is the cluster's (None: the one of RAY_ADDRESS, or one that is started here and ends with the process).
+    `address` is the cluster's (None: the one this process is on, that of RAY_ADDRESS, or one that is started here and
+    ends with the process).
     `folder` is where the clients' states are kept, one that all machines see (None: a temporary one of this machine).
     """
 
@@ -196,24 +201,50 @@ class RayEngine:
             else:
                 with _loopback():
                     ray.init(num_cpus=max(self.workers, os.cpu_count() or 1), **quiet)
+        elif self.address is not None:
+            _check_reached(ray, self.address)
         return ray
 
     def _home(self) -> str | None:
         """The machine that the states are kept on, where `folder` is not one that all see."""
         return None if self.folder is not None else self._cluster().get_runtime_context().get_node_id()
 
-    def _start(self, number: int) -> None:
-        """Start a worker, or start it again, and tell it what it must know."""
+    def _start(self, number: int) -> Any:
+        """Start a worker, or start it again, and tell it what it must know; returns what comes once it is there."""
         ray, run = self._cluster(), self._running
         with contextlib.suppress(Exception):
             ray.kill(run["actors"][number])
         actor = ray.remote(num_cpus=1, max_restarts=0)(Worker)
         told = (number, self.threads, run["folder"], run["data"][number], self.at_once, run["home"])
         run["actors"][number] = actor.remote(*told)
+        ready = run["actors"][number].ready.remote()
         for stage, blob in run["stages"].items():
             run["actors"][number].learn.remote(stage, blob)
         if run["joined"] is not None:
             run["actors"][number].join.remote(run["joined"])
+        return ready
+
+    def _check_room(self, count: int) -> None:
+        """Refuse more workers than the cluster has CPUs for: Ray would wait for them without a word."""
+        cpus = int(self._cluster().cluster_resources().get("CPU", 0))
+        hint = (
+            "Each takes one. Give fewer workers, or a larger cluster; one that was started in this process before ends "
+            "with ray.shutdown()."
+        )
+        require(
+            count <= cpus, "workers", f"at most {cpus}, the CPUs of the cluster that is up", self.workers, hint=hint
+        )
+
+    def _placed(self, starting: Mapping[int, Any], why: str) -> None:
+        """Wait for these workers, or say that there is no room for them."""
+        waiting = self._cluster().wait(list(starting.values()), num_returns=len(starting), timeout=PLACED)[1]
+        if waiting:
+            names = ", ".join(str(number) for number, one in starting.items() if one in waiting)
+            raise ClientError(
+                f"{why}: every worker must be placed within {PLACED:g} s, got no place for {names}. No machine of the "
+                "cluster has a free CPU (`ray status` tells), or the rows take longer. Free one, add a machine or give "
+                "fewer workers, and resume."
+            )
 
     def _ask(self, method: str, questions: Mapping[int, tuple[Any, ...]], why: str) -> dict[int, Any]:
         """Every worker's answer. A worker that is lost is started again and asked again."""
@@ -234,7 +265,7 @@ class RayEngine:
                         raise ClientError(f"{why}: worker {number} was lost {AGAIN + 1} times: {error}") from None
                     told = ", ".join(map(str, list(run["owned"][number])[:5]))
                     log.warning("%s: worker %d was lost; started again with clients %s, …", why, number, told)
-                    self._start(number)
+                    self._placed({number: self._start(number)}, why)
                     asked[number] = send(number)
         return answers
 
@@ -268,6 +299,7 @@ class RayEngine:
         (federation,), ray = federations, self._cluster()
         self.close()
         count = min(self.workers, federation.clients)
+        self._check_room(count)
         owned: dict[int, list[int]] = {number: [] for number in range(count)}
         rows = [0] * count
         for client in np.argsort(-federation.sizes, kind="stable"):
@@ -285,20 +317,17 @@ class RayEngine:
             data[number] = ray.put((parts, tested, padded_widths(federation.sizes), dtype))
         more = {"actors": {}, "stages": {}, "joined": None, "owned": owned, "data": data, "folder": folder}
         self._running.update(more, home=self._home())
-        for number in owned:
-            self._start(number)
+        self._placed({number: self._start(number) for number in owned}, "start")
         self._ask("ready", dict.fromkeys(owned, ()), "start")
-        x, y = _dense(federation.client(0), dtype)
-        first = Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(len(y), dtype), jnp.asarray(0, jnp.int32))
-        return np.arange(federation.clients)[None], Spread(federation.clients, first, len(federation.dataset.test) > 0)
+        return np.arange(federation.clients)[None], Spread(federation, dtype)
 
     def clients_of(self, data: Spread) -> Any:
         """The client numbers by position."""
         return np.arange(data.clients)
 
-    def one_client(self, data: Spread) -> Batch:
-        """The rows of the first client, to learn a message's shape from."""
-        return data.first
+    def one_client(self, data: Spread, position: int = 0) -> Batch:
+        """The rows of one client."""
+        return data.rows(position)
 
     def one_state(self, clients: Store) -> Any:
         """The first client's state, to learn a message's shape from."""
@@ -391,6 +420,30 @@ def _connect(ray: Any, address: str) -> None:
         raise InvalidArgument(
             f"address must be that of a Ray cluster which answers, got {address!r}: {why}. {hint}"
         ) from None
+    _REACHED[address] = ray.get_runtime_context().gcs_address
+
+
+def _check_reached(ray: Any, address: str) -> None:
+    """Refuse an address of another cluster than the one this process is on: Ray has one at a time, and would stay."""
+    address = (os.environ.get("RAY_ADDRESS") or address) if address == "auto" else address  # as Ray reads it
+    up = ray.get_runtime_context().gcs_address
+    if address == "auto" or _REACHED.get(address) == up:
+        return
+    (host, _, port), (there, _, its) = address.rpartition(":"), up.rpartition(":")
+    same = port == its and not _machine(ray, host).isdisjoint(_machine(ray, there))
+    hint = "Leave it out to run there, or leave that cluster first with ray.shutdown()."
+    require(same, "address", f"that of the cluster which this process is on, {up!r}", address, hint=hint)
+    _REACHED[address] = up
+
+
+def _machine(ray: Any, host: str) -> set[str]:
+    """The addresses that a host name stands for; of this machine also those it is called by here."""
+    here = {"127.0.0.1", "::1", ray.util.get_node_ip_address()}
+    try:
+        found = {str(one[4][0]) for one in socket.getaddrinfo(host.strip("[]"), None)}
+    except OSError:
+        return {host}
+    return found if found.isdisjoint(here) else found | here
 
 
 @contextlib.contextmanager
@@ -415,8 +468,14 @@ def _loopback() -> Iterator[None]:
 class Spread:
     """What the driver has of the data: the number of clients, the first one's rows, and whether there are test rows."""
 
-    def __init__(self, clients: int, first: Batch, tested: bool) -> None:
-        self.clients, self.first, self.tested = clients, first, tested
+    def __init__(self, federation: Any, dtype: Any) -> None:
+        self.federation, self.dtype = federation, dtype
+        self.clients, self.first, self.tested = federation.clients, self.rows(0), len(federation.dataset.test) > 0
+
+    def rows(self, client: int) -> Batch:
+        """A client's rows, which the driver dealt."""
+        x, y = _dense(self.federation.client(client), self.dtype)
+        return Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(len(y), self.dtype), jnp.asarray(client, jnp.int32))
 
 
 class _One:

@@ -1,12 +1,14 @@
 """How the nodes come to the same features: questions to everyone, before the run.
 
-    survey    columns, categories and the target's values        →  the server joins them: vocabularies, classes
+    survey    columns, categories and the target's values, but   →  the server joins them: vocabularies, classes
+              those that [data] lists for everyone
     moments   n and Σx of every column                           →  means
     moments   Σ(x − mean)², and whether the column varies        →  deviations
     prepare   the schema: how cells become features              →  every node codes and scales its own rows
 
 In a secure run the moments are masked sums (`masked`): the server learns them over all nodes, and of a column that
-varies, at how many of them it does.
+varies, at how many of them it does. Categories and classes are told as they are: a sum of marks would not hide words
+that can be guessed. Who minds lists them in [data], `categories` and `classes`; else the log says what was told.
 
 A simulation of the same files scales by the same numbers, to rounding (`data.dataset`). What nodes tell here is told
 to the server: names of columns and categories, sums over a node's rows; never a row.
@@ -14,6 +16,7 @@ to the server: names of columns and categories, sums over a node's rows; never a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,9 +26,10 @@ from fedpact.core.errors import DataError, require_one_of
 from fedpact.core.wire import Message, checked
 from fedpact.data.dataset import SCALES
 from fedpact.data.schema import Column, Schema
-from fedpact.data.tables import CODINGS, TASKS, _coded
+from fedpact.data.tables import CODINGS, TASKS, _coded, listed
 from fedpact.flower.described import checked_columns, schema_told, value_of
 
+log = logging.getLogger("fedpact")
 #: What a survey of rows must have, and of what kind.
 SURVEY = {
     "columns": "a list of texts",
@@ -58,8 +62,11 @@ def agreed_schema(
         if survey["numbers"]:
             value_of(survey, "values", "a list of finite numbers as texts", name)
     table = values.get("data", {})
-    columns = _columns(table, surveys, names)
-    classes = _classes(table, surveys, names)
+    lists, listed_classes = listed(table.get("categories"), table.get("classes", ()), table.get("task", "auto"))
+    columns = _columns(table, surveys, names, lists)
+    classes = listed_classes or _classes(table, surveys, names)
+    if add is not None:
+        _say_what_was_told(surveys)
     scale = table.get(
         "scale", "standard" if any(survey["categories"] for survey in surveys) or _files(surveys) else "none"
     )
@@ -77,8 +84,25 @@ def _target(table: Mapping[str, Any], columns: Sequence[Column]) -> str:
     return str(table.get("target", "y" if "y" not in taken else "target"))
 
 
-def _columns(table: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Column]:
-    """The features in the first node's order, categories joined over all nodes."""
+def _say_what_was_told(surveys: Sequence[Mapping[str, Any]]) -> None:
+    """Of a secure run: which of the nodes' cells the server has seen."""
+    told = [f"categories of {column!r}" for column in sorted({c for s in surveys for c in s["categories"]})]
+    told += ["values of the target"] if any(survey["values"] for survey in surveys) else []
+    if told:
+        log.warning(
+            "secure masks numbers alone: the server was told each node's own %s. List them for everyone in [data], "
+            "categories and classes, and nodes tell none.",
+            ", ".join(told),
+        )
+
+
+def _columns(
+    table: Mapping[str, Any],
+    surveys: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    lists: Mapping[str, tuple[str, ...]],
+) -> list[Column]:
+    """The features in the first node's order, categories as listed or joined over all nodes."""
     coding = table.get("coding", "ordinal")
     require_one_of("coding", coding, CODINGS)
     first = surveys[0]["columns"]
@@ -86,7 +110,9 @@ def _columns(table: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], nam
         checked_columns(survey["columns"], first, name, names[0])
     out: list[Column] = []
     for column in first:
-        if any(column in survey["categories"] for survey in surveys):
+        if column in lists:
+            out += _coded(column, lists[column], coding)
+        elif any(column in survey["categories"] for survey in surveys):
             joined = set().union(*(survey["categories"].get(column, ()) for survey in surveys))
             out += _coded(column, tuple(sorted(joined)), coding)
         else:

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from fedpact.core.errors import DataError, is_count, is_number, require
+from fedpact.core.errors import DataError, is_count, is_number, require, unknown
 from fedpact.core.vertical import Layout
 from fedpact.core.wire import Refused
 from fedpact.data import Dataset, Federation
 from fedpact.data.features import VerticalFederation
 from fedpact.data.schema import Schema, _number
 from fedpact.definition import Experiment
-from fedpact.engines import FlowerEngine, PartiesEngine
+from fedpact.engines import ENGINES, FlowerEngine, PartiesEngine
 from fedpact.experiment import parts
 
 
@@ -87,8 +87,10 @@ class Description:
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"description must be whole, got one that is damaged ({error!r}).") from None
 
-    def federation(self) -> Federation:
-        """A federation of stand-ins: everything is told but the rows."""
+    def federation(self, remarks: Sequence[str] = (), scored: bool = False) -> Federation:
+        """A federation of stand-ins: everything is told but the rows. `remarks` are for the reader of the run;
+        `scored` says that nodes score the rows they hold out.
+        """
         features, classes = len(self.schema.columns), len(self.schema.classes)
         total = sum(self.sizes) if self.layout is None else self.sizes[0]  # the parties' records are the same
         x = np.broadcast_to(np.zeros((), np.uint8 if self.pixels else np.float64), (total, features))
@@ -98,9 +100,11 @@ class Description:
         if self.layout is not None:
             everyone, blocks = ("all parties",), tuple(map(np.array, self.layout.columns))
             parts = (blocks, self.names, self.layout.closer, self.unmatched)
-            return VerticalStandIn(dataset, (np.arange(total),), (), everyone, told, *parts, told=self)
+            return VerticalStandIn(
+                dataset, (np.arange(total),), (), everyone, told, *parts, told=self, remarks=tuple(remarks)
+            )
         rows = np.split(np.arange(total), np.cumsum(self.sizes)[:-1])
-        return StandIn(dataset, tuple(rows), (), self.names, told, told=self)
+        return StandIn(dataset, tuple(rows), (), self.names, told, told=self, remarks=tuple(remarks), scored=scored)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +112,8 @@ class StandIn(Federation):
     """A federation whose rows are elsewhere."""
 
     told: Any = None
+    remarks: tuple[str, ...] = ()
+    scored: bool = False
 
     @cached_property
     def blank(self) -> list[int]:
@@ -125,6 +131,7 @@ class VerticalStandIn(VerticalFederation):
     """A federation whose columns are elsewhere."""
 
     told: Any = None
+    remarks: tuple[str, ...] = ()
 
     @cached_property
     def digest(self) -> str:
@@ -138,12 +145,13 @@ def _digest_of(told: Description) -> str:
     return text.hexdigest()
 
 
-def experiment_of(values: Mapping[str, Any], description: Description) -> tuple[Experiment, str | None]:
+def experiment_of(
+    values: Mapping[str, Any], description: Description, remarks: Sequence[str] = ()
+) -> tuple[Experiment, str | None]:
     """The experiment that a file describes, on these nodes; and its name. What the file says of data stays unused."""
     found = parts(values)
-    engine: Any = found.run.pop("engine", None)
-    if not isinstance(engine, FlowerEngine):
-        engine = FlowerEngine()
+    given = found.run.pop("engine", "flower")
+    engine: Any = given if isinstance(given, FlowerEngine) else FlowerEngine()
     if found.private is not None:
         hint = "The server's noise would come from the seed, which nodes know. Let the clients add it."
         place = found.private.place
@@ -152,9 +160,61 @@ def experiment_of(values: Mapping[str, Any], description: Description) -> tuple[
         how, hint = getattr(found.algorithm, "collection", "two-step"), "Parties send no rows to the server."
         require(how == "two-step", "collection", '"two-step" in a federation', how, hint=hint)
         engine = PartiesEngine.of(engine)
-    federation = description.federation()
+    holdout = values.get("split", {}).get("holdout", 0)
+    holdout = holdout if is_number(holdout) and holdout > 0 else 0
+    blind = found.private is not None or found.run.get("telemetry") == "none"
+    scored = holdout > 0 and description.layout is None and not blind
+    federation = description.federation([*_replaced(given), *_held_out(holdout, scored), *remarks], scored)
     options: dict[str, Any] = {"stop": found.stop, "privacy": found.private, "engine": engine, **found.run}
     return Experiment(found.algorithm, found.problem, federation, **options), found.name
+
+
+def _replaced(engine: Any) -> list[str]:
+    """Where the file names an engine of one machine: a sentence."""
+    usual = FlowerEngine()
+    name = next((name for name, kind in ENGINES.items() if type(engine) is kind), engine)
+    if not isinstance(name, str) or name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    if name == "flower":
+        return []
+    return [
+        f'[run] engine = "{name}" is of one machine and was not used: the clients are nodes, and the engine is '
+        f'"flower" with its defaults (deadline {usual.deadline:g} s, quorum {usual.quorum:g}).'
+    ]
+
+
+def _held_out(holdout: float, scored: bool) -> list[str]:
+    """What becomes of rows that nodes hold out, where they do: a sentence."""
+    if not holdout:
+        return []
+    share = f"[split] holdout = {holdout:g}: nodes do not train on that share of their rows"
+    if scored:
+        return [
+            f"{share} but score it: test_loss and, for classes, test_accuracy are of all these rows. AUC, calibration "
+            "and scores by client need predictions, and were left out: they stay at the nodes."
+        ]
+    return [
+        f"{share}, and nothing was scored on it: the rows stay there. Have the nodes score the model, or leave holdout "
+        "out to train on all."
+    ]
+
+
+def unused(values: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What of [data] and [split] is of no use where nodes have rows of their own, as their surveys tell: a sentence."""
+    if any("made" in one for one in surveys):
+        return []  # parts of the experiment's dataset, as [split] deals them
+    joined, files = any("on" in one for one in surveys), any("file" in one for one in surveys)
+    data, split = values.get("data", {}), values.get("split", {})
+    idle = {"name", "csv"} if joined or files else {"name", "csv", "categorical", "coding"}
+    used = {"holdout", "seed", *(["how"] if joined else ["column"] if files else [])}
+    found = {"data": [key for key in data if key in idle], "split": [key for key in split if key not in used]}
+    if not any(found.values()):
+        return []
+    what = " and ".join(f"[{table}] {', '.join(keys)}" for table, keys in found.items() if keys)
+    was = "was" if sum(map(len, found.values())) == 1 else "were"
+    told, clients = f"the clients are the {len(surveys)} nodes, with rows of their own", split.get("clients")
+    other = "" if clients in (None, len(surveys)) else f", and not the {clients!r} of [split] clients"
+    return [f"{what} {was} not used: {told}{other}."]
 
 
 def _every(kind: Callable[[Any], Any]) -> Callable[[Any], bool]:

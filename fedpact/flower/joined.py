@@ -21,7 +21,7 @@ import numpy as np
 
 from fedpact.core.errors import DataError, InvalidArgument, require_one_of
 from fedpact.core.vertical import Layout
-from fedpact.core.wire import Message, Refused
+from fedpact.core.wire import Forgotten, Message, Refused
 from fedpact.data.alignment import _closer, _picked, _prefixed, _read, _Table
 from fedpact.data.dataset import SCALES, fitted_on, scaled_dataset
 from fedpact.data.federation import set_aside
@@ -215,7 +215,9 @@ class Joined(Source):
             self.party = psi.Party(session, name, values["parties"], list(self.table.ids))
             return _packed("begin", 0, {}, self.party.begin()).pack()
         if self.party is None:
-            raise Refused("question must come after the alignment began, got one before it. Start the run again.")
+            raise Forgotten(
+                "question must come after the alignment began, got one before it. The node was started again."
+            )
         if step == "blind":
             return _packed("blind", 0, {}, self.party.blind(_blinded(message, session))).pack()
         if step == "unwind":

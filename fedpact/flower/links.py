@@ -6,11 +6,11 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpact.core.wire import Message, Refused, unpack
+from fedpact.core.wire import Enough, Message, Refused, suffice, unpack
 
 log = logging.getLogger("fedpact")
 #: Seconds until a node that failed, or could not be sent to, is asked again.
@@ -22,6 +22,8 @@ SILENCE = 60.0
 class Telling:
     """What is to be delivered before a node's next question, with it."""
 
+    names: list[str]
+
     def __init__(self) -> None:
         self.session = secrets.token_hex(16)  # nodes tell runs apart by it
         self._told: dict[int, list[bytes]] = {}
@@ -30,6 +32,12 @@ class Telling:
         """See `engines.flower.Link`."""
         for client, message in questions.items():
             self._told.setdefault(client, []).append(self._of_session(message))
+
+    def anew(self) -> None:
+        """See `engines.flower.Link`."""
+        before, self.session = self.session, secrets.token_hex(16)
+        self._told = {}
+        self.tell({client: Message("forget", {"session": before}) for client in range(len(self.names))})
 
     def _of_session(self, message: Message) -> bytes:
         return message._replace(values={**message.values, "server": self.session}).pack()
@@ -54,7 +62,7 @@ class Direct(Telling):
         self.sent: list[bytes] = []  # everything that crossed, both ways, where `record` is set
         self.record = False
 
-    def ask(self, questions: Mapping[int, Message], deadline: float, enough: int, patience: float) -> dict[int, Any]:
+    def ask(self, questions: Mapping[int, Message], deadline: float, enough: Enough, patience: float) -> dict[int, Any]:
         """Everyone's answer."""
         return {i: self._answer(i, message) for i, message in questions.items()}
 
@@ -73,6 +81,14 @@ class Direct(Telling):
         return []
 
 
+class Waiting(NamedTuple):
+    """A question that was given up, and the messages that asked the same: the first answer to any of them counts."""
+
+    client: int
+    kind: str
+    same: list[str]
+
+
 class Grid(Telling):
     """Nodes behind Flower's grid. `post` makes a Flower message of bytes, `open` takes the bytes out of one.
 
@@ -89,11 +105,12 @@ class Grid(Telling):
         self.grid, self.post, self.open = grid, post, open_
         self.names: list[str] = []
         self.nodes: list[int] = []  # node ids by client
-        self.waiting: dict[str, tuple[int, str]] = {}  # message id → client and kind, of rounds that went on
+        self.waiting: dict[str, Waiting] = {}  # by message id: questions of rounds that went on
+        self.why: dict[int, str] = {}  # of the last question: who failed last for which reason, and has not answered
 
-    def ask(self, questions: Mapping[int, Message], deadline: float, enough: int, patience: float) -> dict[int, Any]:
+    def ask(self, questions: Mapping[int, Message], deadline: float, enough: Enough, patience: float) -> dict[int, Any]:
         """See `engines.flower.Link`."""
-        begun = time.monotonic()
+        begun, self.why = time.monotonic(), {}
         contents = {client: self.packed(client, message) for client, message in questions.items()}
         kinds = {client: message.kind for client, message in questions.items()}
         again: dict[int, float] = {}  # who failed, and when to ask again
@@ -106,20 +123,18 @@ class Grid(Telling):
                 if client is None or client in answers:
                     continue
                 try:
-                    answers[client] = unpack(self.open(reply), questions[client].kind)
+                    answers[client] = self._read(reply, client, questions[client].kind)
                 except Refused as refused:
                     answers[client] = refused
                 except LookupError as lost:  # Flower's own error: the node is gone, or its process failed
                     if client not in pending.values():
                         again[client] = time.monotonic() + AGAIN
                         log.warning("node %r did not answer: %s", self.names[client], lost)
+                        self.why[client] = str(lost)
             pending = {number: client for number, client in pending.items() if client not in answers}
             again = {client: when for client, when in again.items() if client not in answers}
             spent = time.monotonic() - begun
-            good = sum(isinstance(answer, Message) and answer.kind != "error" for answer in answers.values())
-            if spent >= deadline and good >= enough:
-                break
-            if spent >= patience:
+            if spent >= patience or (spent >= deadline and suffice(answers, enough)):
                 break
             now = time.monotonic()
             for client in set(pending.values()) - set(again):
@@ -134,9 +149,19 @@ class Grid(Telling):
                 pending |= self._push({client: contents[client] for client in due}, kinds, again)
             if pending or again:
                 time.sleep(self.EVERY)
-        newest = {client: number for number, client in pending.items()}
-        self.waiting |= {number: (client, kinds[client]) for client, number in newest.items()}
+        self.why = {client: why for client, why in self.why.items() if client not in answers}
+        for number, client in pending.items():
+            same = [other for other, who in pending.items() if who == client]
+            self.waiting[number] = Waiting(client, kinds[client], same)
         return answers
+
+    def _read(self, reply: Any, client: int, kind: str) -> Message:
+        """What a node has answered, if it is the one that was asked."""
+        content, sender, node = self.open(reply), reply.metadata.src_node_id, self.nodes[client]
+        if sender != node:
+            name = self.names[client]
+            raise Refused(f"answer of node {name!r} must come from Flower's node {node}, got one from node {sender}.")
+        return unpack(content, kind)
 
     def _push(self, contents: Mapping[int, bytes], kinds: Mapping[int, str], again: dict[int, float]) -> dict[str, int]:
         """Send; the messages' ids. Who could not be sent to is asked again later."""
@@ -148,9 +173,8 @@ class Grid(Telling):
             if number:
                 out[number] = client
             else:
-                log.warning(
-                    "node %r could not be sent to: it is not there, or the message is too large", self.names[client]
-                )
+                self.why[client] = "it is not there, or the message is too large"
+                log.warning("node %r could not be sent to: %s", self.names[client], self.why[client])
                 again[client] = time.monotonic() + AGAIN
         return out
 
@@ -158,11 +182,14 @@ class Grid(Telling):
         """What has come since for steps that were given up; other answers that came late are of no use."""
         out: list[tuple[int, Any]] = []
         for reply in self.grid.pull_messages(list(self.waiting)) if self.waiting else ():
-            client, kind = self.waiting.pop(reply.metadata.reply_to_message_id, (None, ""))
-            if client is None or kind != "step":
+            one = self.waiting.pop(reply.metadata.reply_to_message_id, None)
+            if one is None or one.kind != "step":
                 continue
             try:
-                out.append((client, unpack(self.open(reply), "step")))
+                out.append((one.client, self._read(reply, one.client, "step")))
             except (Refused, LookupError) as refused:
-                log.warning("late answer of node %r: %s", self.names[client], refused)
+                log.warning("late answer of node %r: %s", self.names[one.client], refused)
+                continue
+            for number in one.same:
+                self.waiting.pop(number, None)
         return out

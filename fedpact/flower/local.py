@@ -30,7 +30,7 @@ from typing import Any
 
 from fedpact.core.errors import ClientError, InvalidArgument, require, the_extra
 from fedpact.core.files import make_folder, write_atomic
-from fedpact.folder import _locked
+from fedpact.folder import LOCK, _locked
 
 NAME = "fedpact"
 #: fedpact is installed where it runs; Flower is not to install anything, and needs no network for it.
@@ -423,6 +423,8 @@ class Local:
         until = time.monotonic() + seconds
         failure = Path(f"{run}.error")
         failure.unlink(missing_ok=True)
+        if (run / LOCK).exists():
+            _locked(run).close()  # refused now if another process is running there
         result, before = run / "result.json", _stamp(run / "result.json")  # of a shorter run that is now extended
         number = self.submit(experiment, run)
         rounds, gone = -1, time.monotonic() + STARTING

@@ -11,11 +11,13 @@ its answer is step 2: three exchanges a sum. A node that has lost its keys says 
 
 Who does not answer, or not rightly, is named in the log and left out; after `mask_words` it is in the sum whether it
 answers or not. Terms are made by both sides from what they know (run, purpose, round, settings) and the sum's nonce;
-keys serve once. Secrets are in memory alone: a node that starts again has dropped out of the sum under way.
+keys serve once. Secrets are in memory alone: a node that starts again has dropped out of the sum under way. Where too
+few stay without it, all who were in the sum are asked for another one, of the same vectors.
 
-Sums of the same vectors over different clients would differ by somebody's vector. A round that is asked for again, by a
-run that was resumed, is such a case: a node writes down over whom it let a vector be opened, opens it over nobody else,
-and tells the server, which takes the same clients again.
+Sums of the same vectors over different clients would differ by somebody's vector. A vector that is asked for again, in
+such a case or by a run that was resumed, is one of these: a node writes down over whom it gave shares to open it, gives
+them over nobody else, and tells the server, which takes the same clients again, all of them. One node's word is enough:
+those who work with the server may have the other shares.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ import json
 import logging
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +34,9 @@ from typing import Any
 
 import numpy as np
 
-from fedpact.core.errors import ClientError, InvalidArgument, require
+from fedpact.core.errors import ClientError, InvalidArgument, StartedAgain, require
 from fedpact.core.files import write_atomic
-from fedpact.core.wire import Message, Refused, usable
+from fedpact.core.wire import Enough, Forgotten, Message, Refused, usable
 from fedpact.flower.coding import CODINGS, Digits, Fixed, check_summable, flat, only_summed, size_of, unflat
 from fedpact.secure import Client, Server, Terms, Total, primitives
 from fedpact.secure.messages import Inbox, Keys, Masked, Request, Reveal, Roster, Shares
@@ -45,6 +46,10 @@ log = logging.getLogger("fedpact")
 LEAST = 2
 #: Sums that a node remembers to have opened, for each purpose: a resumed run goes back by two checkpoints at most.
 REMEMBERED = 4
+#: Sums before a run: everyone must stay, and who was started again is asked anew with everyone.
+BEFORE = ("moments", "join")
+#: How often a sum is begun where too few stay in it because nodes were started again.
+TRIES = 5
 HINTS = {
     "step": "Raise the engine's bound.",
     "moments": "Scale the column, or drop it.",
@@ -148,9 +153,10 @@ class Sum:
     def __init__(self, sums: Sums, purpose: str, t: int, clients: tuple[int, ...], leaves: Sequence[Any]) -> None:
         self._sums, self.purpose, self.t, self.clients, self.leaves = sums, purpose, t, clients, leaves
         self.refused: dict[int, str] = {}
+        self._before: dict[tuple[int, ...], set[int]] = {}  # over whom these were to be opened: who knows of it
+        self._questions: dict[int, Message] = {}
         self._begin(all(i in sums.ahead for i in clients))
         self.least = self.terms.threshold
-        self._invited = False
 
     def _begin(self, ahead: bool) -> None:
         """The terms; `ahead`: with everyone's keys, as they were sent with the sum before."""
@@ -158,18 +164,20 @@ class Sum:
         self.terms = self._sums.rules.terms(self.purpose, self.t, told, size_of(self.leaves))
         self._server, self._ahead = Server(self.terms), ahead
         self._added: dict[int, Keys | Shares] = {}
-        self._before: Counter[tuple[int, ...]] = Counter()
         if ahead:
             for i in self.clients:
                 self._server.add(Keys(self.terms.session, self.terms.round, i, *self._sums.ahead.pop(i)))
             told |= _told(self._server.roster())
         self._told = told
 
-    def ask(self, questions: Mapping[int, Message], deadline: float, enough: int, patience: float) -> dict[int, Any]:
+    def ask(self, questions: Mapping[int, Message], deadline: float, enough: Enough, patience: float) -> dict[int, Any]:
         """The link's answers to these questions, which invite to the sum."""
         invite = lambda: {i: q._replace(values={**q.values, "sum": self._told}) for i, q in questions.items()}
         answers = self._sums.link.ask(invite(), deadline, enough, patience)
-        first, self._invited = not self._invited, True
+        first = not self._questions
+        if first:
+            self._waits = (deadline, enough, patience)
+        self._questions |= questions
         why = [a.values.get("why") for a in answers.values() if isinstance(a, Message) and a.kind == "error"]
         if self._ahead and first and {"keys", "state"} & set(why):
             log.info("round %d, %s: a node was started again; everyone is asked for new keys", self.t, self.purpose)
@@ -188,14 +196,49 @@ class Sum:
             taken = [key for found in self._added.values() if isinstance(found, Keys) for key in found[3:]]
             self._added[i] = Keys(self.terms.session, self.terms.round, i, *self._sums.keys(i, values, taken))
         before = values.get("summed")
-        if isinstance(before, list) and i in before and all(isinstance(j, int) for j in before):
-            self._before[tuple(sorted(set(before)))] += 1
+        known = range(len(self._sums.link.names))
+        if isinstance(before, list) and i in before and all(isinstance(j, int) and j in known for j in before):
+            self._before.setdefault(tuple(sorted(set(before))), set()).add(i)
         return True
 
     def total(self, enough: int = 0) -> tuple[list[np.ndarray], list[int]]:
         """The sum and who is in it. At least `enough` must stay until their words are there, and always `least`."""
-        enough, server = max(enough, self.least), self._server
-        self._take({i: self._added[i] for i in self._chosen()}, lambda _, one: one, enough, "")
+        for tried in range(1, TRIES):
+            try:
+                return self._tried(enough)
+            except StartedAgain:
+                if self.purpose in BEFORE:
+                    raise
+            what = "a node was started again, and too few stay without it; all are asked again"
+            log.warning("round %d, %s: %s (%d of %d)", self.t, self.purpose, what, tried + 1, TRIES)
+            self._again()
+        try:
+            return self._tried(enough)
+        except StartedAgain as lost:
+            raise ClientError(str(lost)) from None
+
+    def _again(self) -> None:
+        """Invite those who had answered to another sum. What they tell beside is what they have told."""
+        deadline, enough, patience = self._waits
+        questions = {i: self._questions[i] for i in self._added}
+        self._begin(ahead=False)
+        enough = enough if callable(enough) else min(enough, len(questions))
+        answers = self.ask(questions, deadline, enough, patience)
+        for i in questions:
+            if i not in answers:
+                self._log(i, "", "no answer by the deadline; left out")
+                continue
+            try:
+                self.add(i, usable(answers[i]))
+                self.refused.pop(i, None)
+            except InvalidArgument as refused:
+                self._log(i, "", f"refused: {refused}")
+                self.refused[i] = str(refused)
+
+    def _tried(self, enough: int) -> tuple[list[np.ndarray], list[int]]:
+        server, before = self._server, self._opened_before()
+        enough = max(enough, self.least, len(before))
+        self._take({i: self._added[i] for i in before or sorted(self._added)}, lambda _, one: one, enough, "")
         if not self._ahead:
             roster = server.roster()
             keys = _told(roster)
@@ -203,20 +246,28 @@ class Sum:
         boxes = {i: {"sealed": _hex(box.sealed)} for i, box in server.inboxes().items()}
         self._asked("mask_words", boxes, self._masked, enough)
         request = server.request()
+        self._before[request.survivors] = set(request.survivors)
         who = {"survivors": list(request.survivors), "dropped": list(request.dropped)}
         self._asked("mask_reveal", dict.fromkeys(request.survivors, who), self._reveal, self.least)
         total = self._opened(request)
         return unflat(self._sums.rules.coding(self.purpose).gathered(total), self.leaves), list(total.clients)
 
-    def _chosen(self) -> list[int]:
-        """Who has answered; of vectors that were opened before, those they were opened over, if all are there."""
-        here = sorted(self._added)
-        for who, count in self._before.most_common():
-            if len(who) >= self.least and 2 * count > len(who) and set(who) <= set(here):
-                for i in sorted(set(here) - set(who)):
-                    self._log(i, "", "left out: the sum was opened without it, before the run was resumed.")
-                return sorted(who)
-        return here
+    def _opened_before(self) -> tuple[int, ...]:
+        """Over whom these vectors may have been opened before: all of them must be there again. Else nobody."""
+        names = lambda some: ", ".join(self._sums.link.names[i] for i in sorted(some))
+        for who, said in sorted(self._before.items(), key=lambda one: -len(one[1])):
+            if len(who) < self.least:  # no sum has so few
+                continue
+            if missing := set(who) - set(self._added):
+                raise ClientError(
+                    f"round {self.t}, {self.purpose}: sum must be over clients {list(who)}, over whom it may have been "
+                    f"opened before (known to {names(said)}), got one without {names(missing)}. "
+                    "Start those that are missing, and resume."
+                )
+            for i in sorted(set(self._added) - set(who)):
+                self._log(i, "", "left out: the sum was opened without it, before it was asked for again.")
+            return who
+        return ()
 
     def _log(self, i: int, kind: str, text: str) -> None:
         where = ", ".join(filter(None, (self.purpose, kind)))
@@ -237,7 +288,7 @@ class Sum:
 
     def _take(self, answers: Mapping[int, Any], read: Callable[[int, Any], Any], enough: int, kind: str) -> None:
         """Give the protocol what is right of the answers, and go on if they are enough."""
-        came = 0
+        came, failure = 0, ClientError
         for i, one in answers.items():
             try:
                 self._server.add(read(i, one))
@@ -245,9 +296,12 @@ class Sum:
             except InvalidArgument as refused:
                 self._log(i, kind, f"refused: {refused}")
                 self.refused[i] = str(refused)
+                if isinstance(refused, Forgotten):
+                    failure = StartedAgain
+                    self._sums.ahead.pop(i, None)  # it has lost those of an earlier sum too
         if came < enough:
             told = "".join(f" {self._sums.link.names[i]}: {why}" for i, why in self.refused.items())
-            raise ClientError(
+            raise failure(
                 f"round {self.t}, {self.purpose}: at least {enough} of {len(self.clients)} clients must stay in a "
                 f"masked sum, got {came} at {kind or self.purpose}.{told} Start the missing nodes and resume."
             )
@@ -348,7 +402,7 @@ class Summands:
         """Steps 2 to 4, each to the same question with the same answer."""
         now, session = self._now, message.values.get("session")
         if now is None or session != now.client.terms.session.hex():
-            raise Refused("question must be of the masked sum under way, got one of another. Was the node restarted?")
+            raise Forgotten("question must be of the masked sum under way, got one of another. Was the node restarted?")
         question = message.pack()
         if question != now.last[0]:
             now.last = (question, self._answered(now, message).pack())

@@ -3,7 +3,7 @@
     survey, moments, prepare    come to the same features and the same experiment as everyone (`agreement`)
     join(w0, root)              → hello
     step(t, version, broadcast) → load that version of the state, step, write version t+1, then answer
-    measure(version, model)     → telemetry
+    measure(version, model)     → telemetry; with it the test's sums over the rows that are held out
     mask_shares, mask_words, mask_reveal    of a secure run: what stayed here goes into a sum (`masked`)
 
 Its folder, for one run:
@@ -42,7 +42,7 @@ from fedpact.core.errors import BudgetSpent, CheckpointError, DataError, Fedpact
 from fedpact.core.files import make_folder, own_folder, write_atomic, writing
 from fedpact.core.loop import Loop
 from fedpact.core.store import Store, _name
-from fedpact.core.wire import Message, Refused, checked, unpack
+from fedpact.core.wire import ANEW, Forgotten, Message, Refused, checked, unpack
 from fedpact.data.schema import Column
 from fedpact.definition import PRECISIONS, loop_of, private_plan, start_of
 from fedpact.engines.flower import FlowerEngine
@@ -70,7 +70,7 @@ class StateLost(CheckpointError):
 
 
 #: What an error answer calls its reason, where the server acts on it.
-WHY: dict[type[Exception], str] = {StateLost: "state", KeysLost: "keys", BudgetSpent: "budget"}
+WHY: dict[type[Exception], str] = {StateLost: "state", KeysLost: "keys", BudgetSpent: "budget", Forgotten: ANEW}
 
 
 def _told(error: FedpactError) -> str:
@@ -166,6 +166,11 @@ class Node:
                 break
         return answer
 
+    def on_forget(self, message: Message) -> bytes:
+        """Drop a session that another takes the place of, and its rows."""
+        self.sessions.pop(str(message.values.get("session", "")), None)
+        return Message("forget", {}).pack()
+
     def on_hello(self, message: Message) -> bytes:
         """Who it is; and, read from its rows, what everyone's features need of them."""
         client = self.config.get("client")
@@ -188,7 +193,7 @@ class Node:
 
     def _source(self) -> sources.Source:
         if self.at.source is None:
-            raise Refused("question must come after a hello, got one before it. The node was started again: ask anew.")
+            raise Forgotten("question must come after a hello, got one before it. The node was started again.")
         return self.at.source
 
     def on_coded(self, message: Message) -> bytes:
@@ -206,6 +211,10 @@ class Node:
 
     def on_prepare(self, message: Message) -> bytes:
         """The whole experiment: make it, check it with the own rows, and be ready for its rounds."""
+        if self.at.own is None:
+            raise Forgotten(
+                "question must come after the rows were coded, got one before it. The node was started again."
+            )
         run = (PartyAtNode if "layout" in message.values["description"] else RunAtNode)(self, message)
         if run.experiment.digest() != message.values["digest"]:
             raise Refused(
@@ -292,7 +301,8 @@ class RunAtNode:
         self.folder = sources.run_folder(node.folder, told.values.get("run"))
         make_folder(self.folder)
         self.dtype = PRECISIONS[str(e.precision)]
-        self.batch = _batch(node.own, self.client, self.dtype)
+        self.batch = _batch(node.own.client(0), self.client, self.dtype)
+        self.aside = _aside(node.own, self.client, self.dtype) if self.loop.scored else None
         native = getattr(e.problem, "native", False)
         compiled = (lambda f: f) if native else jax.jit
         self._join, self._step = compiled(self.loop._join_one), compiled(self.loop._step_one)
@@ -311,7 +321,9 @@ class RunAtNode:
         """After a crash: from what was told before."""
         run_name = sources.remembered(node.folder, node.at.name)
         if run_name is None:
-            raise Refused("question must come after the node was prepared, got one before it. Start the run again.")
+            raise Forgotten(
+                "question must come after the node was prepared, got one before it. The node was started again."
+            )
         folder = sources.run_folder(node.folder, run_name)
         told = unpack((folder / "prepare.bin").read_bytes(), "prepare")
         if "layout" in told.values["description"]:
@@ -467,7 +479,10 @@ class RunAtNode:
         return (algorithm.observe or algorithm.broadcast)(server), algorithm.model(server)
 
     def measure(self, message: Message) -> bytes:
-        """The telemetry's terms of this client. A private run's would tell what noise hides: it has none."""
+        """The telemetry's terms of this client, and the test's sums over the rows it holds out, where they are scored.
+
+        A private run's would tell what noise hides: it has none.
+        """
         values = message.values
         self._mine(values)
         if self.private is not None:
@@ -478,7 +493,7 @@ class RunAtNode:
         leaves, tree = jax.tree.flatten(self._shapes["seen"])
         arrays = checked(message, leaves, "the server")
         shared = jax.tree.unflatten(tree, [jnp.asarray(a) for a in arrays])
-        sums = jax.device_get(self._measure(shared, self.batch, state))
+        sums = jax.device_get(self._measure(shared, self.batch, state, self.aside))
         if not self.secure:
             return Message("measure", {"client": self.client}, _arrays(sums)).pack()
         return Message("measure", {"client": self.client, **self._put("measure", message, _arrays(sums))}).pack()
@@ -518,11 +533,21 @@ class RunAtNode:
                     path.unlink(missing_ok=True)
 
 
-def _batch(own: Any, client: int, dtype: Any) -> Batch:
-    x, y = own.client(0)
+def _batch(rows: tuple[Any, np.ndarray], client: int, dtype: Any) -> Batch:
+    x, y = rows
     x = x.toarray() if scipy.sparse.issparse(x) else np.asarray(x)
     x = x if x.dtype == np.uint8 else x.astype(dtype)
     return Batch(jnp.asarray(x), jnp.asarray(y.astype(dtype)), jnp.ones(len(y), dtype), jnp.asarray(client, jnp.int32))
+
+
+def _aside(own: Any, client: int, dtype: Any) -> Batch:
+    """The rows that are held out; where there are none, a row of weight 0."""
+    rows = own.test(0)
+    if len(rows[1]):
+        return _batch(rows, client, dtype)
+    x, y = own.client(0)
+    one = _batch((x[:1], y[:1]), client, dtype)
+    return one._replace(weight=jnp.zeros_like(one.weight))
 
 
 def _arrays(tree: Any) -> list[np.ndarray]:

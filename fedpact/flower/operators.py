@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,20 +37,40 @@ cat > "$FLWR_HOME/config.toml" <<END
 for key in nodes/*.pub; do flwr supernode register "$key" {name}; done
 exec flwr run app {name} --stream
 """
+#: How a node's operator makes its key. With a passphrase a SuperNode could not read it.
+KEYGEN = "ssh-keygen -t ecdsa -b 384 -N '' -f {name}.key"
+#: Keys of a node's configuration that are arguments of its script: numbers.
+ARGUMENTS = ("client", "delta", "epsilon", "threads")
 #: Where nodes hand out their work, each on its own machine; nodes of one machine need one each.
 OWN = 9094
 NODE = """#!/bin/sh
-# At {name}: start the node. CSV is its table; STATE is where it keeps its state, which must outlive the process;
-# PORT, on this machine alone, is where it hands out its work.
+# At {name}: start the node. CSV is its table, or LOADER a module:function that gives its rows, the module beside this
+# file; STATE is where it keeps its state, which must outlive the process; PORT, on this machine alone, is where it
+# hands out its work. Arguments are further keys of its configuration: ./node.sh epsilon=3.0 delta=1e-5 threads=2
 # The server lets in no key that run.sh has not registered, and for a minute no node that was killed: it is tried again.
 cd "$(dirname "$0")" || exit 1
-CSV="${{CSV:-$PWD/rows.csv}}"
 STATE="${{STATE:-$PWD/state}}"
 PORT="${{PORT:-{own}}}"
+if [ -n "$CSV" ] && [ -n "$LOADER" ]; then
+  echo "rows of the node must be from CSV or LOADER, got both. Leave one out." >&2
+  exit 1
+fi
+CONFIG="name=\\"{name}\\" csv=\\"${{CSV:-$PWD/rows.csv}}\\" state=\\"$STATE\\""
+[ -z "$LOADER" ] || CONFIG="name=\\"{name}\\" loader=\\"$LOADER\\" state=\\"$STATE\\""
+for argument in "$@"; do
+  case "$argument" in  # Flower would pass over what it cannot read
+    *[!-+.0-9=E_a-z]*) ;;
+    {known})
+      CONFIG="$CONFIG $argument"
+      continue ;;
+  esac
+  echo "arguments must be {keys} and a number, such as epsilon=3.0, got '$argument'. Correct it." >&2
+  exit 1
+done
 {environment}trap 'trap "" INT TERM HUP; kill $CHILD 2> /dev/null; wait $CHILD; exit 143' INT TERM HUP
 while :; do
   flower-supernode --superlink {host}:{port} --host 127.0.0.1 --port "$PORT" --root-certificates ca.pem \\
-    --auth-supernode-private-key {name}.key --node-config "name=\\"{name}\\" csv=\\"$CSV\\" state=\\"$STATE\\"" &
+    --auth-supernode-private-key {name}.key --node-config "$CONFIG" &
   CHILD=$!
   wait $CHILD && exit 0
   echo "{name} was not let in, or was lost. It is tried again in 5 s; the server's run.sh registers its key." >&2
@@ -65,9 +84,12 @@ README = """The files of a federation, by who gets them. docs/how-to-federate.md
 On the server ({host}): this folder.
   server.sh   starts the SuperLink          run.sh   lets the nodes in and runs the experiment
 {nodes}
+node.sh takes CSV=FILE, or LOADER=module:function with the module beside it, STATE=FOLDER and PORT=NUMBER from its
+environment, and further keys of the node's configuration as arguments: ./node.sh epsilon=3.0 delta=1e-5 threads=2
 Keys (*.key) are for their owner alone. Send a node its folder over a way that you trust, and once it has it
 delete nodes/NAME/NAME.key here: nodes/NAME.pub is all the server needs. Better, the operator of a node makes its key
-there, as NAME.key beside node.sh, and sends the public one, which becomes nodes/NAME.pub here.
+there, beside node.sh, and sends the public one, NAME.key.pub, which becomes nodes/NAME.pub here:
+  {keygen}
 ca.key signs the server's certificate. Nobody needs it any more: keep it away from both, or delete it.
 """
 
@@ -97,11 +119,16 @@ def write_all(folder: Path, experiment: Path, host: str, port: int, names: Seque
             make_node_key(folder, name, own / f"{name}.key")
         write_atomic(own / "ca.pem", (folder / "ca.pem").read_bytes())
         at = f"[{host}]" if ":" in host else host
-        text = NODE.format(name=name, host=at, port=port, own=OWN + k, environment=ENVIRONMENT)
+        told = {
+            "known": "|".join(f"{key}=[0-9]*" for key in ARGUMENTS),
+            "keys": "=, ".join(ARGUMENTS[:-1]) + f"= or {ARGUMENTS[-1]}=",
+        }
+        text = NODE.format(name=name, host=at, port=port, own=OWN + k, environment=ENVIRONMENT, **told)
         scripts[f"nodes/{name}/node.sh"] = text
-    told = "\n".join(f"At {name}: nodes/{name}/ (its key, ca.pem, node.sh)." for name in names)
-    write_atomic(folder / "README.txt", README.format(host=host, nodes=told).encode())
+    nodes = "\n".join(f"At {name}: nodes/{name}/ (its key, ca.pem, node.sh)." for name in names)
+    write_atomic(
+        folder / "README.txt", README.format(host=host, nodes=nodes, keygen=KEYGEN.format(name="NAME")).encode()
+    )
     for place, text in scripts.items():
         write_atomic(folder / place, text.encode(), mode=0o777)
-    write_atomic(folder / "nodes.json", json.dumps(list(names)).encode())
     return sorted(path for path in folder.rglob("*") if path.is_file())

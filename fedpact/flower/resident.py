@@ -108,12 +108,12 @@ def _connected(folder: Path, config: dict[str, Any]) -> socket.socket:
 def _start(folder: Path, config: dict[str, Any]) -> Any:
     own_folder(folder)
     told = json.dumps({"config": config, "folder": str(folder), "parent": os.getppid()})
-    with (folder / "node.log").open("ab") as log:
+    with (folder / "node.log").open("ab", buffering=0) as log:
         if _socket_path(folder).exists():  # one that ends by itself takes its socket away
             line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} the node's process was lost; another is started\n"
-            log.write(line.encode())
-            log.flush()
             sys.stderr.write(line)
+            with contextlib.suppress(OSError):  # on a full disk it can still answer that it cannot step
+                log.write(line.encode())
         return subprocess.Popen(
             [sys.executable, "-m", "fedpact.flower.resident", told],
             stdin=subprocess.DEVNULL,

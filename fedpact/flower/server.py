@@ -13,18 +13,22 @@ from typing import Any
 import numpy as np
 
 from fedpact.algorithms import ALGORITHMS
-from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArgument, require
-from fedpact.core.wire import Message, Refused, usable
+from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArgument, StartedAgain, require
+from fedpact.core.wire import Message, Refused, failed, usable
 from fedpact.definition import Experiment, loop_of, start_of
 from fedpact.engines import FlowerEngine, PartiesEngine
 from fedpact.engines.flower import Link
+from fedpact.experiment import parts
 from fedpact.flower.agreement import Add, agreed_schema
-from fedpact.flower.described import Description, experiment_of, value_of
+from fedpact.flower.described import Description, experiment_of, unused, value_of
 from fedpact.flower.masked import Rules, Sums, rules_of
 from fedpact.flower.vertical import agreed, is_split
+from fedpact.folder import is_run
 from fedpact.run import Run, execute
 
 log = logging.getLogger("fedpact")
+#: How often a run is begun where nodes are lost before it has.
+STARTS = 5
 
 
 def numbered(hellos: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -54,11 +58,17 @@ def _ask(
         try:
             usable(answers[i])
         except Refused as refused:
-            raise ClientError(f"{message.kind}: node {link.names[i]!r}: {refused}") from None
+            raise failed(f"{message.kind}: node {link.names[i]!r}", refused) from None
     return answers
 
 
-def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patience: float = 600.0) -> Description:
+def patience_of(values: Mapping[str, Any]) -> float:
+    """How long the experiment's engine waits for an answer; of one that is not Flower's, as long as that does."""
+    engine = parts(values).run.get("engine")
+    return (engine if isinstance(engine, FlowerEngine) else FlowerEngine()).patience
+
+
+def agree(values: Mapping[str, Any], link: Link, surveys: Sequence[Any], patience: float) -> Description:
     """What everyone knows of everyone's data."""
     names, everyone = list(link.names), range(len(link.names))
     for name, one in zip(names, surveys, strict=True):
@@ -119,18 +129,18 @@ def _sums(experiment: Experiment, link: Link, run: str) -> Sums:
     )
 
 
-def greet(values: Mapping[str, Any], link: Link, patience: float = 600.0) -> dict[int, Mapping[str, Any]]:
+def greet(values: Mapping[str, Any], link: Link, patience: float) -> dict[int, Mapping[str, Any]]:
     """Who the nodes are, and what they tell of their data."""
     questions = {i: Message("hello", {"experiment": dict(values)}) for i in range(len(link.names))}
     return {i: answer.values for i, answer in _ask(link, questions, patience).items()}
 
 
 def prepare(
-    values: Mapping[str, Any], link: Link, surveys: Sequence[Any], folder: Path | None, patience: float = 600.0
+    values: Mapping[str, Any], link: Link, surveys: Sequence[Any], folder: Path | None, patience: float
 ) -> tuple[Experiment, str | None]:
     """The experiment, made by the server and by every node alike."""
     description = agree(values, link, surveys, patience)
-    experiment, name = experiment_of(values, description)
+    experiment, name = experiment_of(values, description, unused(values, surveys))
     engine = experiment.engine
     assert isinstance(engine, FlowerEngine | PartiesEngine)
     place, digest = "" if folder is None else str(folder.resolve()), experiment.digest()
@@ -151,10 +161,27 @@ def federate(
     resume: bool = False,
     surveys: Sequence[Any] | None = None,
 ) -> Run:
-    """Run an experiment over the nodes of a link; with a folder it can be resumed. `surveys`: see `greet`."""
+    """Run an experiment over the nodes of a link; with a folder it can be resumed. `surveys`: see `greet`.
+
+    What is agreed on before round 1 is in the nodes' memory alone: if one is started again, everyone is asked anew.
+    """
+    patience = patience_of(values)  # and refuses what is no experiment, before anyone is asked
     path = None if folder is None else Path(folder)
-    if surveys is None:
-        found = greet(values, link)
-        surveys = [found[i].get("survey") for i in range(len(link.names))]
-    experiment, name = prepare(values, link, surveys, path)
-    return execute(experiment, folder=path, name=name, resuming=resume, source=values)
+    lost: StartedAgain | None = None
+    for start in range(1, STARTS + 1):
+        if lost is not None:
+            log.warning("%s Everyone is asked anew (start %d of %d).", lost, start, STARTS)
+            link.anew()
+            surveys, resume = None, resume or (path is not None and path.is_dir() and is_run(path))
+        try:
+            if surveys is None:
+                found = greet(values, link, patience)
+                surveys = [found[i].get("survey") for i in range(len(link.names))]
+            experiment, name = prepare(values, link, surveys, path, patience)
+            return execute(experiment, folder=path, name=name, resuming=resume, source=values)
+        except StartedAgain as error:
+            lost = error
+    raise ClientError(
+        f"nodes must stay until the run has begun, got {STARTS} starts in which one was lost. {lost} See why in its "
+        "node.log, and run it again."
+    )

@@ -8,8 +8,11 @@ wait         seconds to wait for them (default 600)
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,20 @@ from flwr.app import Context, Message, MessageType
 from flwr.serverapp import Grid as FlowerGrid
 from flwr.serverapp import ServerApp
 
-from fedpact.core.errors import ClientError, FedpactError, InvalidArgument
+from fedpact.core.errors import (
+    ClientError,
+    FedpactError,
+    FolderHeld,
+    InvalidArgument,
+    OutputError,
+    is_number,
+    require,
+    require_positive_int,
+)
 from fedpact.core.files import write_atomic
 from fedpact.core.wire import Message as Question
 from fedpact.core.wire import Refused, usable
-from fedpact.experiment import read
+from fedpact.experiment import parts, read
 from fedpact.flower.client import unwrapped, wrapped
 from fedpact.flower.links import Grid
 from fedpact.flower.server import federate, numbered
@@ -30,6 +42,8 @@ from fedpact.folder import is_run
 
 app = ServerApp()
 log = logging.getLogger("fedpact")
+#: Of how many nodes that are not ready the sentence says why; the log says it of all.
+TOLD = 5
 
 
 def _post(content: bytes, node: int, kind: str) -> Message:
@@ -55,15 +69,21 @@ def _gather(grid: Any, link: Grid, values: Any, wanted: int, wait: float) -> lis
     link.nodes, link.names = ids[:], [str(i) for i in ids]
     hello = Question("hello", {"experiment": dict(values)})
     answers = link.ask(dict.fromkeys(range(len(ids)), hello), wait, wanted, wait)
-    said = {}
+    said, why = {}, {k: link.why.get(k, "no answer") for k in range(len(ids)) if k not in answers}
     for k, one in answers.items():
         try:
             said[k] = usable(one).values
         except Refused as refused:
-            log.error("node %s: %s", link.names[k], refused)
+            why[k] = str(refused)
+    for k, reason in why.items():
+        log.error("node %s: %s", link.names[k], reason)
     if len(said) < wanted:
-        raise ClientError(f"nodes must be {wanted}, got {len(said)} that are ready. Mend or start the others.")
-    kept = sorted(said)[:wanted]
+        told = "".join(f" Node {link.names[k]}: {reason}" for k, reason in list(why.items())[:TOLD])
+        raise ClientError(f"nodes must be {wanted}, got {len(said)} that are ready. Mend or start the others.{told}")
+    kept, spare = sorted(said)[:wanted], sorted(said)[wanted:]
+    if spare:
+        names = ", ".join(f"{said[k].get('name')} ({link.names[k]})" for k in spare)
+        log.warning("nodes of the run configuration are %d: %s more, left out: %s", wanted, len(spare), names)
     order = numbered([said[k] for k in kept])
     link.nodes = [ids[kept[k]] for k in order]
     link.names = [str(said[kept[k]]["name"]) for k in order]
@@ -78,24 +98,57 @@ def _log_here() -> None:
     log.setLevel(logging.INFO)
 
 
+def _tied() -> None:
+    """End with the process that has started this one: answers came through it, and what the folder keeps is whole.
+
+    Flower interrupts such a server app once, as Ctrl-C does: it would first finish a round that nobody answers.
+    """
+    starter = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == starter:
+            time.sleep(0.5)
+        log.error("the SuperLink was lost, and the server app ends with it. Run it again: it is resumed.")
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _numbers(config: Any) -> tuple[int, float]:
+    """How many nodes the run configuration asks for, and how long they are waited for."""
+    for key in ("experiment", "nodes"):
+        if key not in config:
+            raise InvalidArgument(f"run configuration must have {key!r}, got none. Give it with --run-config.")
+    nodes, wait = config["nodes"], config.get("wait", 600)
+    require_positive_int("nodes of the run configuration", nodes)
+    ok = is_number(wait) and wait > 0
+    require(ok, "wait of the run configuration", "a number of seconds above 0", wait)
+    return nodes, float(wait)
+
+
 @app.main()
 def main(grid: FlowerGrid, context: Context) -> None:
     """One run, to its end."""
     _log_here()
+    _tied()
     config = context.run_config
+    if "folder" in config:
+        with contextlib.suppress(OSError):
+            _word(config).unlink(missing_ok=True)  # of an earlier start
     try:
-        for key in ("experiment", "nodes"):
-            if key not in config:
-                raise InvalidArgument(f"run configuration must have {key!r}, got none. Give it with --run-config.")
+        wanted, wait = _numbers(config)
         values = read(str(config["experiment"]))
+        parts(values)  # refused here, before anyone is waited for
         folder = Path(str(config.get("folder", "runs/flower")))
         link = Grid(grid, _post, _open)
-        surveys = _gather(grid, link, values, int(config["nodes"]), float(config.get("wait", 600)))
+        surveys = _gather(grid, link, values, wanted, wait)
         resume = folder.is_dir() and is_run(folder)
         run = federate(values, link, folder, resume, surveys)
         log.info("%s: %s; kept in %s", run.name, run.outcome, folder)
-    except FedpactError as error:
+    except FolderHeld as error:  # most likely by another server app of the same run, which goes on
         log.error("%s", error)
+        raise SystemExit(1) from None
+    except FedpactError as error:
         _failed(config, str(error))
         raise SystemExit(1) from None
     except Exception as error:
@@ -103,7 +156,17 @@ def main(grid: FlowerGrid, context: Context) -> None:
         raise
 
 
+def _word(config: Any) -> Path:
+    """Where it is said why a run has ended."""
+    return Path(f"{config['folder']}.error")
+
+
 def _failed(config: Any, sentence: str) -> None:
-    """Leave word of why the run has ended, beside its folder."""
-    if "folder" in config:
-        write_atomic(Path(f"{config['folder']}.error"), f"{sentence}\n".encode())
+    """Leave word of why the run has ended, in the log and beside its folder."""
+    log.error("%s", sentence)
+    if "folder" not in config:
+        return
+    try:
+        write_atomic(_word(config), f"{sentence}\n".encode())
+    except OutputError as error:  # as on a full disk, which may be why the run has ended
+        log.error("word of it could not be left: %s", error)

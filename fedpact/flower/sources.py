@@ -27,13 +27,11 @@ from fedpact.core.wire import Refused
 from fedpact.data import Dataset, Federation
 from fedpact.data.federation import set_aside
 from fedpact.data.schema import Column, Schema, code_rows, line_of
-from fedpact.data.tables import MOST_CLASSES, column_names, read_rows
-from fedpact.experiment import federation_of
+from fedpact.data.tables import MOST_CLASSES, class_codes, column_names, listed, read_rows
+from fedpact.experiment import check_rows, federation_of
 
 #: Keys of a node's configuration.
 KEYS = ("name", "client", "csv", "loader", "state", "threads", "epsilon", "delta")
-#: Keys of [data] that a file at a node is read by.
-READ = ("target", "drop", "categorical", "scale", "task", "coding")
 
 
 #: A column whose cells are all this close to its mean, relatively, is constant: a sum of equal numbers is not exact.
@@ -49,6 +47,10 @@ def own_source(config: Mapping[str, Any], values: Mapping[str, Any]) -> Source:
     for key in config:
         if key not in KEYS:
             raise unknown("key of the node's configuration", key, KEYS)
+    check_rows(values)  # a server that did not would have a misspelt scale = "none" ask for sums
+    hint = "Without epsilon the node bounds nothing: give it, or leave delta out."
+    alone = "delta" in config and "epsilon" not in config
+    require(not alone, "delta of the node's configuration", "given with epsilon", config.get("delta"), hint=hint)
     both = "csv" in config and "loader" in config
     require(not both, "node configuration", "with csv or loader, not both", "both", hint="Leave one out.")
     table, split = dict(values.get("data", {})), dict(values.get("split", {}))
@@ -157,7 +159,9 @@ class _Raw(Source):
 
 
 class Table(_Raw):
-    """A CSV file with a header, read by the experiment's [data]: target, drop, categorical, scale, task, coding."""
+    """A CSV file with a header, read by the experiment's [data]: target, drop, categorical, scale, task, coding; and
+    categories and classes, which the node then does not tell.
+    """
 
     def __init__(self, path: str, table: dict[str, Any], split: dict[str, Any]) -> None:
         self.path, self.table, self.split = path, table, split
@@ -166,7 +170,8 @@ class Table(_Raw):
             raise InvalidArgument("[data] must have 'target' for CSV files at nodes, got none. Name the column.")
         self.target = str(table["target"])
         self.header, self.cells = read_rows(path)
-        self.categorical = column_names("categorical", table.get("categorical", ()))
+        self.lists, self.classes = listed(table.get("categories"), table.get("classes", ()), table.get("task", "auto"))
+        self.categorical = [*column_names("categorical", table.get("categorical", ())), *self.lists]
         self.drop = column_names("drop", table.get("drop", ()))
         if "column" in split and split["column"] not in (*self.drop, *self.categorical):
             self.drop.append(str(split["column"]))  # says whose a row is: no feature
@@ -189,13 +194,17 @@ class Table(_Raw):
         cells = self._column(self.target)
         values = Column(self.target, "number").code(cells)
         distinct, many = sorted(set(cells)), len(np.unique(values)) > MOST_CLASSES
-        numbers, task = bool(np.isfinite(values).all()), self.table.get("task", "auto")
+        numbers, none = bool(np.isfinite(values).all()), not bool(np.isfinite(values).any())
+        task = self.table.get("task", "auto")
         hidden = task == "regression" or (task == "auto" and numbers and many)  # numbers, not classes: cells
+        told = [name for name in self.categorical if name in features and name not in self.lists]
+        if self.classes:
+            numbers, none, many, hidden = False, True, False, True  # whatever it holds
         return Survey(
             columns=features,
-            categories={name: sorted(set(self._column(name)) - {""}) for name in self.categorical if name in features},
+            categories={name: sorted(set(self._column(name)) - {""}) for name in told},
             numbers=numbers,
-            none=not bool(np.isfinite(values).any()),
+            none=none,
             many=many,
             values=[] if hidden or len(distinct) > 10 * MOST_CLASSES else distinct,
             file=True,
@@ -210,13 +219,9 @@ class Table(_Raw):
         """Class codes, or the numbers themselves."""
         cells = self._column(self.target)
         column = Column(self.target, "number")
-        if schema.classes:
-            numbers = [_number(name) for name in schema.classes]
-            by_value = None not in numbers
-            codes = {key: float(k) for k, key in enumerate(numbers if by_value else schema.classes)}
-            y = np.array([codes.get(_number(cell) if by_value else cell, np.nan) for cell in cells])
-        else:
-            y = column.code(cells)
+        y = class_codes(cells, schema.classes) if schema.classes else column.code(cells)
+        if self.classes:
+            column = Column(self.target, "category", schema.classes)
         bad = np.flatnonzero(~np.isfinite(y))
         if bad.size:
             place = f"{self.path}, line {line_of(self.header, self.cells, int(bad[0]))}"
@@ -254,17 +259,19 @@ class Loaded(_Raw):
         return self.dataset.rows
 
     def survey(self) -> Survey:
-        """Columns by name, and the target's values."""
+        """Columns by name, but those to drop, and the target's values, where the experiment does not list them."""
         y = self.dataset.y
         found = np.unique(y)
+        classes = listed(None, self.table.get("classes", ()), self.table.get("task", "auto"))[1]
+        drop = column_names("drop", self.table.get("drop", ()))
         return Survey(
-            columns=[column.name for column in self.dataset.schema.columns],
+            columns=[column.name for column in self.dataset.schema.columns if column.name not in drop],
             categories={},
             numbers=True,
             none=False,
-            many=len(found) > MOST_CLASSES,
+            many=not classes and len(found) > MOST_CLASSES,
             values=[]
-            if self.table.get("task") == "regression" or len(found) > MOST_CLASSES
+            if classes or self.table.get("task") == "regression" or len(found) > MOST_CLASSES
             else [_exact(v) for v in found],
         )
 

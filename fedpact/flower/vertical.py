@@ -17,6 +17,7 @@ exchanges at another ω by another mark, so that no mask is used for two sums.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ from fedpact.core.files import make_folder, write_atomic
 from fedpact.core.sealed import seal, unseal
 from fedpact.core.vector import Vector
 from fedpact.core.vertical import Feedback, Layout, Split, block_of, closed, partial, total
-from fedpact.core.wire import Message, Refused, checked
+from fedpact.core.wire import Forgotten, Message, Refused, checked
 from fedpact.data import Dataset, Federation
 from fedpact.definition import PRECISIONS, loop_of, start_of
 from fedpact.flower import joined, sources
@@ -41,6 +42,7 @@ from fedpact.flower.described import Description, experiment_of, schema_told, va
 from fedpact.problems.vertical import as_vertical, closing
 from fedpact.secure import primitives
 
+log = logging.getLogger("fedpact")
 #: Everyone's answer to a question, and what is delivered before the next one.
 Ask = Callable[[Mapping[int, Message]], dict[int, Message]]
 Tell = Callable[[Mapping[int, Message]], None]
@@ -167,7 +169,9 @@ class PartyAtNode:
 
     def __init__(self, node: Any, told: Message) -> None:
         if node.at.party is None:
-            raise Refused("question must come after the columns were coded, got one before it. Start the run again.")
+            raise Forgotten(
+                "question must come after the columns were coded, got one before it. The node was started again."
+            )
         if "epsilon" in node.config:
             raise InvalidArgument(
                 f"experiment must be private for node {node.name!r}, whose configuration grants epsilon = "
@@ -256,7 +260,7 @@ class PartyAtNode:
         words = np.array(found.h, np.int64).view(np.uint64).ravel()
         self.keys.mask(words, self.away, bound)
         plain = bytes([bool(fits)]) + words.astype("<u8").tobytes()
-        return self._answer("partial", [self.keys.sealed(self.layout.closer, "partial sums", bound, plain)])
+        return self._answer(message, [self.keys.sealed(self.layout.closer, "partial sums", bound, plain)])
 
     def close(self, message: Message) -> bytes:
         """Σh, of which the closer knows its own part; values and gradients to the server, δ sealed to each other."""
@@ -268,12 +272,14 @@ class PartyAtNode:
         head, given = rest[: len(heads)], rest[len(heads) :]
         x = self._rows(records)
         own, fits = self._partial(x, jnp.asarray(block))
-        sums, fit = [np.array(own.h, np.int64).view(np.uint64)], bool(fits)
+        sums, beyond = [np.array(own.h, np.int64).view(np.uint64)], [] if bool(fits) else [self.client]
         for i, content in zip(self.away, given, strict=True):
             plain = self.keys.opened(i, "partial sums", bound, content)
             sums.append(np.frombuffer(plain, "<u8", offset=1).astype(np.uint64).reshape(sums[0].shape))
-            fit = fit and plain[0] == 1
-        whole = total([jnp.asarray(one) for one in sums], self.dtype) if fit else jnp.full(own.h.shape, jnp.nan)
+            beyond += [] if plain[0] == 1 else [i]
+        for i in beyond:  # the server learns that there is one, not who
+            log.warning("partial sums of %s are not finite, or too large to be added up", self.names[i])
+        whole = jnp.full(own.h.shape, jnp.nan) if beyond else total([jnp.asarray(one) for one in sums], self.dtype)
         tree = jax.tree.unflatten(jax.tree.structure(self.head), [jnp.asarray(a) for a in head])
         answer, delta, gradient, counts = jax.device_get(
             self._close(tree, whole.astype(self.dtype), x, jnp.asarray(y[records], self.dtype))
@@ -281,7 +287,8 @@ class PartyAtNode:
         back = [self.keys.sealed(i, "feedback", bound, np.ascontiguousarray(delta).tobytes()) for i in self.away]
         asked = bool(message.values.get("counts")) and len(records) == self.own.records
         counted = [np.asarray(counts[name]) for name in sorted(counts)] if asked else []
-        return self._answer("close", [*map(np.asarray, jax.tree.leaves(answer)), gradient, *back, *counted])
+        whether = np.asarray(np.isfinite(delta).all())
+        return self._answer(message, [*map(np.asarray, jax.tree.leaves(answer)), gradient, *back, whether, *counted])
 
     def block(self, message: Message) -> bytes:
         """x_iᵀ δ, from what the closer sealed for this party."""
@@ -291,7 +298,7 @@ class PartyAtNode:
         _, content = self._read(message, [jax.ShapeDtypeStruct((size,), np.uint8)])
         plain = self.keys.opened(self.layout.closer, "feedback", bound, content)
         delta = np.frombuffer(plain, self.dtype).reshape(shape)
-        return self._answer("block", [np.asarray(self._block(self._rows(records), jnp.asarray(delta)))])
+        return self._answer(message, [np.asarray(self._block(self._rows(records), jnp.asarray(delta)))])
 
     def _closed(self, head: Vector, h: Any, x: Any, y: Any) -> tuple[Any, ...]:
         """Closed, δ, the closer's own block, and what it counts."""
@@ -343,8 +350,9 @@ class PartyAtNode:
         records = jax.ShapeDtypeStruct(np.shape(message.arrays[0]) if message.arrays else (0,), np.int64)
         return checked(message, [records, *shapes], "the server")
 
-    def _answer(self, kind: str, arrays: Sequence[np.ndarray]) -> bytes:
-        return Message(kind, {"client": self.client}, arrays).pack()
+    def _answer(self, question: Message, arrays: Sequence[np.ndarray]) -> bytes:
+        """With the mark of the exchange that it is of."""
+        return Message(question.kind, {"client": self.client, "mark": question.values["mark"]}, arrays).pack()
 
 
 def _bound(message: Message) -> bytes:

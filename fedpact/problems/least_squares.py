@@ -52,6 +52,10 @@ class LeastSquares:
         """Half the squared error of every row."""
         return (scores(w, batch.x) - batch.y) ** 2 / 2
 
+    def test_value(self, w: Vector, batch: Batch) -> Any:
+        """The mean loss: a penalty that is divided by the rows would count once for every part they are summed in."""
+        return jnp.sum(batch.weight * self.losses(w, batch)) / batch.rows
+
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""
         d = batch.rows

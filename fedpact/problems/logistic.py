@@ -55,6 +55,10 @@ class Logistic:
         z = scores(w, batch.x)
         return jax.nn.softplus(z) - batch.y * z  # whose derivative is σ(z) − b at z = 0 too
 
+    def test_value(self, w: Vector, batch: Batch) -> Any:
+        """The mean loss: a penalty that is divided by the rows would count once for every part they are summed in."""
+        return jnp.sum(batch.weight * self.losses(w, batch)) / batch.rows
+
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""
         d, z = batch.rows, scores(w, batch.x)

@@ -42,11 +42,12 @@ class Subproblem(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """The point, the gradients computed beyond the one at w, and ‖φ‖² at the point (NaN: not looked at)."""
+    """The point, the gradients computed beyond the one at w, ‖φ‖² at the point (NaN: not looked at), L-BFGS's steps."""
 
     v: Vector
     gradients: Any
     residual: Any
+    steps: Any = None
 
 
 def gradient_steps(sub: Subproblem, most: int) -> Solved:
@@ -120,8 +121,8 @@ def lbfgs(sub: Subproblem, most: Any, start: Vector | None = None) -> Solved:
     p = phi(x)
     empty = jnp.zeros((MEMORY, w.size), w.dtype)
     first = (x, p, (empty, empty, jnp.zeros(MEMORY, w.dtype)), jnp.asarray(1), jnp.asarray(1))
-    x, p, _, _, spent = lax.while_loop(lambda c: (c[1] @ c[1] > sub.epsilon) & (c[3] < most), improve, first)
-    return Solved(unflatten(x), spent, p @ p)
+    x, p, _, steps, spent = lax.while_loop(lambda c: (c[1] @ c[1] > sub.epsilon) & (c[3] < most), improve, first)
+    return Solved(unflatten(x), spent, p @ p, steps)
 
 
 def _remember(pairs: tuple[Any, Any, Any], s: Any, y: Any) -> tuple[Any, Any, Any]:

@@ -36,6 +36,7 @@ class TorchNetwork(Classifier):
     mean: float = 0.1307
     std: float = 0.3081
     title: str = "torch"
+    precisions = ("single",)  # what a module trains in
     native = True  # not JAX's: engines call it as it is
     _module: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 

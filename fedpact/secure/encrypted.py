@@ -7,7 +7,11 @@ Y. Cui, Y. Li and C. Ye, arXiv 2104.06011, 2021, propose it for Algorithms 1 and
     server       Σ_i E(v_i) = E(Σ v_i),   Σ_k s_k E(u_k) = E(Σ s_k u_k)                  `Cipher.add`, `Cipher.linear`
     key holder   opens the result                                                        `KeyHolder.open`
 
-    a ← (1−ρ) a + ρ (g − 2τω),  κ ← (1−ρ) κ + ρ,  ω ← (1−γ) ω − γ a / (2τκ)              (9), (10), (5): `ssca_step`
+    a ← (1−ρ) a + ρ (g − 2τω),  κ ← (1−ρ) κ + ρ,  ω ← (1−γ) ω − γ a / (2(τ+λ)κ)          `ssca_step`: (9), (10), (5)
+
+for λ‖ω‖² beside the loss. In Algorithm 1 g is the sum of the clients' N_i g_i / N. In Algorithm 3, (23), (24), (18),
+nothing is summed: client i seals ∂F_0/∂ω_i, the closer ∂F_0/∂ω_0 too, and every block has a step of its own, under the
+keys of its key holder: one for all, who learns what the server did not, or client i of its own block.
 
 The key holder is not the server, and the two share nothing else: together they read every upload. One product by
 numbers is possible before the key holder opens and seals anew, so a and ω go by it once a round. There is one secret
@@ -154,15 +158,28 @@ class Stepped(NamedTuple):
 
 
 def ssca_step(
-    cipher: Cipher, a: Sealed, w: Sealed, gradient: Sealed, kappa: float, rho: float, gamma: float, tau: float
+    cipher: Cipher,
+    a: Sealed,
+    w: Sealed,
+    gradient: Sealed,
+    kappa: float,
+    rho: float,
+    gamma: float,
+    tau: float,
+    norm2: float = 0.0,
 ) -> Stepped:
-    """The server step of SSCA's Algorithms 1 and 3 without constraints; `gradient` is E(Σ N_i g_i / Σ N_i)."""
+    """The server step of SSCA without constraints; `norm2` is λ of a term λ‖ω‖² (`Norm2`), which is no part of g.
+
+    `gradient` is E(Σ N_i g_i / Σ N_i) in Algorithm 1. In Algorithm 3 it is one block's, E(∂F_0/∂ω_i), with that block's
+    a and ω; every block of a round starts from the same κ.
+    """
     require(is_number(tau) and tau > 0, "tau", "a positive number", tau, symbol="τ")
+    require(is_number(norm2) and norm2 >= 0, "norm2", "a number of at least 0", norm2, symbol="λ")
     for name, value, symbol in (("rho", rho, "ρ"), ("gamma", gamma, "γ")):
         require(is_number(value) and 0 < value <= 1, name, "above 0 and at most 1", value, symbol=symbol)
     kappa = (1 - rho) * kappa + rho
     new_a = [1 - rho, rho, -2 * tau * rho]  # (9), of a, g and ω
-    pull = -gamma / (2 * tau * kappa)  # (10) and (5)
+    pull = -gamma / (2 * (tau + norm2) * kappa)  # (10) and (5)
     new_w = [pull * new_a[0], pull * new_a[1], pull * new_a[2] + 1 - gamma]
     vectors = [a, gradient, w]
     return Stepped(cipher.linear(new_a, vectors), cipher.linear(new_w, vectors), kappa)

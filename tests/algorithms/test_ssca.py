@@ -688,7 +688,8 @@ def test_a_constraint_that_is_no_number_elsewhere_stops_the_run():
     """Where the first step leads."""
     gone = PerRow(lambda w, batch: jnp.where(w.tree["w"][0] == 0, 0.0, jnp.nan) + 0 * batch.y)
     problem = Constrained(SQUARES, minimize=Loss(), subject_to=[gone <= 1.0])
-    with pytest.raises(ClientError, match=r"^round 1, client 0, client_step: .*values is not finite\.$"):
+    told = r"^round 1, client 0, client_step: .*values is not finite; at the model it was sent its loss was \d\S*\.$"
+    with pytest.raises(ClientError, match=told):
         fp.run(SSCA(), problem, byhand.federation(TWO, ()), rounds=3, engine="debug")
 
 

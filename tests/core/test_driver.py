@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from toy_loop import COHORTS, Clients, ClientState, followed, run_toy, toy
 
 from fedpact.core import checkpoint, driver
+from fedpact.core.contract import Batch
 from fedpact.core.errors import ClientError
 from fedpact.core.history import History
+from fedpact.core.loop import Loop
 from fedpact.core.stop import Never, Outcome, Rounds, Target, Variance
 from fedpact.engines import DebugEngine, LocalEngine
 
@@ -101,10 +105,10 @@ def test_a_window_counts_from_the_start():
 
 
 def test_a_number_that_is_not_finite_stops_the_run_and_names_the_client():
-    """Client 3 stands second by size; its second time is round 1. The state is the one after round 0."""
+    """Client 3 stands second by size; its second time is round 1. The state is the one after round 0: f_3 = 3 + w₀."""
     _, end = run_toy(toy(explodes=(3, 2)), engine=ONE)
     assert end.outcome is Outcome.NONFINITE
-    assert end.where == "round 1, client 3: its upload is not finite"
+    assert end.where == "round 1, client 3: its upload is not finite; at the model it was sent its loss was 5.5"
     assert end.history.rounds == 1
     assert len(end.history) == 2
     np.testing.assert_array_equal(end.model.tree["w"], [followed(COHORTS)[1]["w"]] * 2)
@@ -112,8 +116,48 @@ def test_a_number_that_is_not_finite_stops_the_run_and_names_the_client():
 
 
 def test_the_debug_engine_raises_there_and_then():
-    with pytest.raises(ClientError, match=r"^round 1, client 3, client_step: .*\['w'\].* is not finite\.$"):
+    sentence = r"\['w'\].* is not finite; at the model it was sent its loss was 5\.5\.$"
+    with pytest.raises(ClientError, match=rf"^round 1, client 3, client_step: .*{sentence}"):
         run_toy(toy(explodes=(3, 2)))
+
+
+class Open:
+    """A guard that lets everything through."""
+
+    oracle, central = None, False
+
+    def measures(self, w, batch):
+        return {}
+
+    def released(self, msg, before, state, batch, upload, t, key):
+        return state, upload
+
+
+def test_a_private_run_does_not_tell_a_loss():
+    _, end = run_toy(toy(explodes=(3, 2)), engine=ONE, guard=Open())
+    assert end.where == "round 1, client 3: its upload is not finite"
+    with pytest.raises(ClientError, match=r"^round 1, client 3, client_step: [^;]* is not finite\.$"):
+        run_toy(toy(explodes=(3, 2)), guard=Open())
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(3, [3]), (500, [500]), (501, [251, 250]), (1203, [401, 401, 401])])
+@pytest.mark.parametrize("network", [True, False])
+def test_a_network_s_loss_is_looked_at_a_few_rows_at_a_time(rows, parts, network):
+    """All the client's rows count once and its padding does not; a penalty that is divided by the rows needs all."""
+    seen = []
+
+    def value(w, batch):
+        seen.append(len(batch.y))
+        return jnp.sum(batch.weight * batch.y) / batch.rows
+
+    name, f = ("test_value", value) if network else ("value_and_gradient", lambda w, b: (value(w, b), None))
+    y, weight = np.concatenate([np.arange(rows), np.full(9, 1e9)]), (np.arange(rows + 9) < rows).astype(float)
+    batch = Batch(jnp.zeros((rows + 9, 2)), jnp.asarray(y), jnp.asarray(weight), jnp.asarray(1))
+    engine = SimpleNamespace(compiled=True, eager=False, one_client=lambda data, position: data[position])
+    loop = Loop(toy(), SimpleNamespace(**{name: f}), engine, Never(), 1, False)
+    told = loop.loss_before(SimpleNamespace(w=None), [None, batch], 1)
+    assert told == f"; at the model it was sent its loss was {(rows - 1) / 2:.4g}"
+    assert seen == (parts if network else [rows + 9])
 
 
 def test_what_a_guard_releases_is_sent_and_what_it_keeps_is_kept():

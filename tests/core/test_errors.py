@@ -59,6 +59,7 @@ def test_numbers():
 def test_unknown_names_come_with_the_nearest_and_all_of_them():
     error = unknown("algorithm", "fedemp", ["sfedavg", "fedepm", "fedavg"])
     assert str(error) == "algorithm must be one of fedavg, fedepm, sfedavg, got 'fedemp'. Did you mean 'fedepm'?"
+    assert str(unknown("line", "z", ["a, b", "c"])) == "line must be one of a, b; c, got 'z'."
     assert str(unknown("preset", "zzz", ["paper"])) == "preset must be one of paper, got 'zzz'."
     assert str(unknown("preset", "x", [])) == "preset must be one of (none), got 'x'."
     assert "Did you mean 'FedEPM'?" in str(unknown("name", "fedepm", ["FedEPM"]))

@@ -105,6 +105,9 @@ def toy(explodes=None) -> Algorithm:
     )
 
 
+PROBLEM = SimpleNamespace(value_and_gradient=lambda w, batch: (batch.client + w.tree["w"][0], w))  # f_i = i + w₀
+
+
 def followed(cohorts):
     """The toy's run in plain Python: per round w, how often each client took part, and who stood where."""
     w, times, last, rows = 0.0, [0] * 4, {}, []
@@ -139,7 +142,7 @@ def run_toy(
     **options,
 ):
     """Drive the toy; returns the loop and how it finished."""
-    loop = Loop(algorithm or toy(), None, engine or DebugEngine(), stop, evaluate_every, timing, guard=guard)
+    loop = Loop(algorithm or toy(), PROBLEM, engine or DebugEngine(), stop, evaluate_every, timing, guard=guard)
     start = Vector({"w": jnp.zeros(2)})
     count = len(cohorts) if rounds is None else rounds
     (end,) = drive(loop, [Clients()], start, Schedule(cohorts), [0], count, np.float64, **options)

@@ -64,6 +64,10 @@ def test_four_buckets_waste_less(cheap_buckets, dtype):
     assert {leaf.dtype for batch in data.buckets for leaf in (batch.x, batch.y, batch.weight)} == {np.dtype(dtype)}
     engine = LocalEngine(buckets=4)
     assert engine.clients_of(data).tolist() == order[0].tolist() == ORDER
+    for position, i in enumerate(ORDER):
+        one = engine.one_client(data, position)
+        assert int(one.client) == i
+        np.testing.assert_array_equal(one.x[: SIZES[i]], Clients().client(i)[0])
 
 
 def test_several_trials_have_an_axis_of_their_own(cheap_buckets):

@@ -38,7 +38,8 @@ def shared_programs(self: RunAtNode, node: Node, told: Message) -> None:
     """RunAtNode's __init__, with the programs of the node that was first: all nodes have as many rows."""
     _INIT(self, node, told)
     given = told.values["experiment"]
-    key = json.dumps([given["algorithm"], given["run"].get("participation"), given.get("privacy")])
+    decides = {name: given["run"].get(name) for name in ("participation", "precision", "telemetry")}
+    key = json.dumps([{**given, "run": decides}, self.loop.scored])
     self._join, self._step, self._measure = _MADE.setdefault(key, (self._join, self._step, self._measure))
 
 

@@ -199,6 +199,18 @@ def test_loaders_columns_are_found_by_name_and_classes_are_told_exactly(files, m
     np.testing.assert_allclose(run.model.schema.shift, whole.shift, rtol=1e-12)
 
 
+def test_a_loader_s_column_that_is_dropped_is_no_feature(files, monkeypatch, tmp_path):
+    (tmp_path / "dropping.py").write_text(LOADERS)
+    monkeypatch.chdir(tmp_path)
+    given = flowered(values(files))
+    given["data"] = {"scale": "standard", "drop": "dose"}
+    link = Direct([Node({"name": n, "loader": f"dropping:{n}"}, tmp_path / n) for n in ("one", "other")])
+    link.record = True
+    run = federate(given, link)
+    assert [column.name for column in run.model.schema.columns] == ["age"]
+    assert not any(b'"dose"' in one for one in link.sent if b'"experiment"' not in one)
+
+
 def test_a_loader_cannot_give_what_others_have_as_categories(files, monkeypatch, tmp_path):
     (tmp_path / "numbered.py").write_text(
         "import numpy as np\nfrom fedpact.data import from_arrays\n\n\ndef load():\n"
@@ -269,6 +281,10 @@ def test_a_made_schema_that_is_damaged_names_its_node(tmp_path):
         ({"loader": "no_such_module:load"}, "loader must be a function that can be imported"),
         ({"csv": "nowhere.csv"}, "path must be a CSV file; what was found"),
         ({"cvs": "a.csv"}, "key of the node's configuration must be one of"),
+        (
+            {"delta": 1e-5},
+            "delta of the node's configuration must be given with epsilon, got 1e-05. Without epsilon the",
+        ),
     ],
 )
 def test_a_node_s_configuration_is_checked(files, config, sentence, tmp_path):

@@ -16,6 +16,7 @@ class Post:
 
     def __init__(self, *replies):
         self.replies, self.pushed, self.come = list(replies), [], []
+        self.sender = None  # of all replies, in the place of who was asked
 
     def push_messages(self, posts):
         numbers = []
@@ -31,7 +32,8 @@ class Post:
     def pull_messages(self, numbers):
         found = [pair for pair in self.come if pair[0] in numbers]
         self.come = [pair for pair in self.come if pair[0] not in numbers]
-        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=n), content=c) for n, c in found]
+        told = lambda n: SimpleNamespace(reply_to_message_id=n, src_node_id=self.sender or self.pushed[int(n[1:])][0])
+        return [SimpleNamespace(metadata=told(n), content=c) for n, c in found]
 
 
 def opened(reply):
@@ -110,7 +112,7 @@ def test_silence_is_counted_from_the_last_question(grid, monkeypatch):
 
 
 def test_a_node_that_was_only_slow_is_heard_once(grid, soon):
-    """Both questions are answered: in time, after the first; and late, from the one that was asked last."""
+    """Both questions are answered: in time, or late."""
     link = grid([], [])
     pull = link.grid.pull_messages
     link.grid.pull_messages = lambda numbers: pull(numbers if len(link.grid.pushed) == 2 else [])
@@ -122,6 +124,22 @@ def test_a_node_that_was_only_slow_is_heard_once(grid, soon):
     link.grid.come += [("m0", ANSWER), ("m1", ANSWER)]
     assert len(link.late()) == 1
     assert link.late() == []
+
+
+@pytest.mark.parametrize("number", ["m0", "m1"])
+def test_a_late_answer_to_either_of_two_questions_is_heard(grid, soon, number):
+    link = grid([], [])
+    assert ask(link, deadline=0.2, enough=0, patience=0.2) == {}
+    link.grid.come.append((number, ANSWER))
+    assert [client for client, _ in link.late()] == [0]
+    assert link.waiting == {}
+
+
+def test_one_of_two_questions_that_fails_late_does_not_lose_the_other(grid, soon):
+    link = grid([], [])
+    assert ask(link, deadline=0.2, enough=0, patience=0.2) == {}
+    link.grid.come += [("m0", LookupError("gone")), ("m1", ANSWER)]
+    assert [client for client, _ in link.late()] == [0]
 
 
 def test_who_answers_while_a_second_question_could_not_be_sent_is_not_asked_a_third_time(grid, soon, monkeypatch):
@@ -163,6 +181,19 @@ def test_what_is_no_message_of_ours_is_refused_and_not_asked_again(grid):
     assert len(link.grid.pushed) == 2
 
 
+def test_an_answer_of_another_node_is_refused_by_name(grid, caplog):
+    link = grid([ANSWER])
+    link.grid.sender = 7
+    sentence = "answer of node 'n0' must come from Flower's node 100, got one from node 7."
+    assert str(ask(link)[0]) == sentence
+    link = grid([])
+    assert ask(link, deadline=0.05, enough=0, patience=0.05) == {}
+    link.grid.sender = 7
+    link.grid.come.append(("m0", ANSWER))
+    assert link.late() == []
+    assert f"late answer of node 'n0': {sentence}" in caplog.text
+
+
 def test_a_step_that_comes_after_its_deadline_is_late_and_other_kinds_are_not(grid):
     link = grid([], [ANSWER], nodes=2)
     assert set(ask(link, clients=2, deadline=0.05, enough=1)) == {1}
@@ -179,3 +210,21 @@ def test_answers_that_say_no_do_not_make_the_quorum(grid):
     no = Message("error", {"sentence": "no", "why": ""}).pack()
     link = grid([no], [], nodes=2)
     assert set(ask(link, clients=2, deadline=0.02, enough=1, patience=0.2)) == {0}
+
+
+def test_nor_do_answers_that_the_question_has_no_use_for(grid):
+    """Where the caller says what counts, the others are waited for until there is enough of that."""
+    link = grid([ANSWER], [], nodes=2)
+    assert set(ask(link, clients=2, deadline=0.02, enough=lambda answers: 0 in answers, patience=9.0)) == {0}
+    late = Message("step", {"round": 0, "client": 1}).pack()
+    link = grid([ANSWER], [], nodes=2)
+    asked = []
+
+    def enough(answers):
+        asked.append(set(answers))
+        if len(asked) == 1:
+            link.grid.come.append(("m1", late))
+        return 1 in answers
+
+    assert set(ask(link, clients=2, deadline=0.02, enough=enough, patience=9.0)) == {0, 1}
+    assert asked[0] == {0}

@@ -203,7 +203,7 @@ def test_a_round_that_is_asked_for_again_is_summed_over_the_same_clients(tmp_pat
     plain_of = values(FEDADMM, {"quorum": 0.5}, rounds=3)
     plain = run(tmp_path / "a", plain_of, Without(nodes(tmp_path / "a")))
     assert same(plain, resumed) < 1e-10
-    text = "round 1, client 5 (5), step: left out: the sum was opened without it, before the run was resumed"
+    text = "round 1, client 5 (5), step: left out: the sum was opened without it, before it was asked for again"
     assert any(text in record.getMessage() for record in caplog.records)
 
 
@@ -214,8 +214,12 @@ def test_nor_do_nodes_open_it_over_others(tmp_path):
         run(tmp_path / "b", described, Dies(parties), folder=tmp_path / "run")
 
     class Another(Watched):
+        """It does not listen to what nodes tell of it."""
+
         def answered(self, i, kind, answer):
-            return None if (kind, self.round, i) == ("step", 1, 4) else answer
+            if (kind, self.round) != ("step", 1):
+                return answer
+            return None if i == 4 else edited(answer, summed=None)
 
     text = r"sum must be over clients \[0, 1, 2, 3, 4\], over whom .* before, got one over \[0, 1, 2, 3, 5\]"
     with pytest.raises(ClientError, match=text):
@@ -358,6 +362,11 @@ def test_settings():
         FlowerEngine(threshold=0.5)
     with pytest.raises(InvalidArgument, match=r"^bound must be a number from 2⁻⁴⁰ to 2⁴⁰, got 0\."):
         FlowerEngine(bound=0)
+    for name, value in (("threshold", 0.9), ("bound", 10.0)):
+        sentence = rf"^{name} must be left out without secure = true, got {value}\. It is of masked sums: leave it out"
+        with pytest.raises(InvalidArgument, match=sentence):
+            FlowerEngine(**{name: value})
+        assert FlowerEngine(secure=True, **{name: value}) != FlowerEngine(secure=True)
     with pytest.raises(InvalidArgument, match=r'^late must be "drop" with secure = true, got \'use\''):
         FlowerEngine(secure=True, late="use")
     with pytest.raises(

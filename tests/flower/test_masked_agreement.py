@@ -49,8 +49,8 @@ def agreed(folder, scale, secure, change=lambda site, x: x):
         "algorithm": {"name": "fedavg"},
         "run": {"engine": {"name": "flower", "secure": secure}},
     }
-    found = greet(described, link)
-    return agree(described, link, [found[i]["survey"] for i in range(SITES)]).schema, link
+    found = greet(described, link, 60)
+    return agree(described, link, [found[i]["survey"] for i in range(SITES)], 60).schema, link
 
 
 @pytest.mark.parametrize("scale", ["standard", "norm", "none"])

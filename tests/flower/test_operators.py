@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,10 @@ from fedpact.cli import main
 from fedpact.cli.federation import _ends_whole
 from fedpact.core.errors import InvalidArgument
 from fedpact.flower import local
-from fedpact.flower.operators import write_all
+from fedpact.flower.operators import ARGUMENTS, KEYGEN, write_all
+from fedpact.flower.sources import KEYS
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 TEXT = """
 [data]
@@ -74,7 +78,7 @@ def test_init_writes_what_everyone_needs_and_says_who_gets_what(experiment, tmp_
         *(f"fedpact_app/{n}.py" for n in ("__init__", "client_app", "server_app")),
     }
     own = {f"nodes/{n}/{f}" for n in ("lab", "ward") for f in (f"{n}.key", "ca.pem", "node.sh")}
-    server = {"ca.key", "ca.pem", "server.key", "server.pem", "server.sh", "run.sh", "README.txt", "nodes.json"}
+    server = {"ca.key", "ca.pem", "server.key", "server.pem", "server.sh", "run.sh", "README.txt"}
     assert told == server | own | {"nodes/lab.pub", "nodes/ward.pub"} | {f"app/{name}" for name in app}
     for key in ("ca.key", "server.key", "nodes/lab/lab.key", "nodes/ward/ward.key"):
         assert mode(folder / key) == 0o600, key
@@ -170,6 +174,108 @@ def test_the_folder_may_be_copied_elsewhere(place, experiment, tmp_path):
         "address": "localhost:8123",
         "root-certificates": str(tmp_path / place / "ca.pem"),
     }
+
+
+# node.sh
+
+
+@pytest.fixture
+def started(experiment, tmp_path):
+    """node.sh of lab with these variables and arguments, with a flower-supernode that tells what it is given, once."""
+    write_all(tmp_path / "f", experiment, "h", 8123, ["lab", "ward"])
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/flower-supernode").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "bin/flower-supernode").chmod(0o755)
+
+    def start(*arguments, **variables):
+        env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", **variables}
+        script = ["sh", str(tmp_path / "f/nodes/lab/node.sh"), *arguments]
+        return subprocess.run(script, env=env, capture_output=True, text=True, timeout=60)
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "config"),
+    [
+        ([], {}, {"csv": "{here}/rows.csv", "state": "{here}/state"}),
+        ([], {"CSV": "/a b/rows.csv", "STATE": "/s"}, {"csv": "/a b/rows.csv", "state": "/s"}),
+        ([], {"LOADER": "wards:load", "STATE": "/s"}, {"loader": "wards:load", "state": "/s"}),
+        (
+            ["epsilon=3.0", "delta=1e-5", "threads=2", "client=0"],
+            {"CSV": "/r.csv", "STATE": "/s"},
+            {"csv": "/r.csv", "state": "/s", "epsilon": 3.0, "delta": 1e-5, "threads": 2, "client": 0},
+        ),
+    ],
+)
+def test_a_node_s_script_passes_its_configuration_on_as_flower_reads_it(
+    arguments, variables, config, started, tmp_path
+):
+    parse_config_args = pytest.importorskip("flwr.common.config").parse_config_args
+    done = started(*arguments, **variables)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    found = parse_config_args([told[told.index("--node-config") + 1]])
+    here = str(tmp_path / "f/nodes/lab")
+    filled = {k: v.format(here=here) if isinstance(v, str) else v for k, v in config.items()}
+    assert found == {"name": "lab", **filled}
+    assert set(found) <= set(KEYS)
+    assert told[told.index("--superlink") + 1] == "h:8123"
+
+
+@pytest.mark.parametrize(
+    "argument", ["epsilno=3.0", "epsilon", "epsilon=", "epsilon = 3.0", "epsilon=3.0 csv=b", "epsilon=x", "csv=b", "3"]
+)
+def test_and_refuses_what_flower_would_pass_over(argument, started):
+    done = started(argument)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    told = "arguments must be client=, delta=, epsilon= or threads= and a number, such as epsilon=3.0, got "
+    assert done.stderr == f"{told}'{argument}'. Correct it.\n"
+
+
+def test_and_rows_from_two_places(started):
+    done = started(CSV="a.csv", LOADER="wards:load")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "rows of the node must be from CSV or LOADER, got both. Leave one out.\n"
+
+
+def test_every_key_of_the_configuration_can_be_given_without_editing_the_script(experiment, tmp_path):
+    assert set(KEYS) == {"name", "csv", "loader", "state", *ARGUMENTS}
+    write_all(tmp_path, experiment, "h", 8123, ["lab"])
+    for told in ((tmp_path / "README.txt").read_text(), (DOCS / "how-to-federate.md").read_text()):
+        assert "./node.sh epsilon=3.0 delta=1e-5 threads=2" in told
+        assert "LOADER=" in told
+
+
+def readable(private, public):
+    """As flower-supernode reads the one, and `flwr supernode register` the other."""
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_ssh_private_key(private.read_bytes(), None)
+    own, told = (
+        one.public_numbers() for one in (key.public_key(), serialization.load_ssh_public_key(public.read_bytes()))
+    )
+    return own == told and own.curve.name == "secp384r1"
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen")
+def test_a_key_made_by_the_documented_command_is_as_good_as_ours(experiment, tmp_path):
+    write_all(tmp_path / "f", experiment, "h", 8000, ["ward"])
+    assert readable(tmp_path / "f/nodes/ward/ward.key", tmp_path / "f/nodes/ward.pub")
+    command = KEYGEN.format(name="lab")
+    assert f"`{command}`" in (DOCS / "how-to-federate.md").read_text()
+    assert KEYGEN.format(name="NAME") in (tmp_path / "f/README.txt").read_text()
+    keyed = {"shell": True, "cwd": tmp_path, "input": b"secret\n" * 2, "start_new_session": True, "timeout": 60}
+    subprocess.run(command, check=True, **keyed)  # nothing asks for what would be typed
+    shutil.copy(tmp_path / "lab.key.pub", tmp_path / "f/nodes/lab.pub")
+    write_all(tmp_path / "f", experiment, "h", 8000, ["lab", "ward"])
+    assert not (tmp_path / "f/nodes/lab/lab.key").exists()
+    assert readable(tmp_path / "lab.key", tmp_path / "f/nodes/lab.pub")
+    shut = command.replace(" -N ''", "").replace("lab", "shut")
+    subprocess.run(shut, check=True, **keyed)
+    with pytest.raises((ValueError, TypeError)):
+        readable(tmp_path / "shut.key", tmp_path / "shut.key.pub")
 
 
 # up and run

@@ -95,6 +95,15 @@ def test_a_process_that_was_lost_is_started_again_and_its_log_says_so(tmp_path):
         resident._socket_path(tmp_path / "n").unlink(missing_ok=True)
 
 
+def test_a_process_that_was_lost_is_started_again_where_its_log_is_on_a_full_disk(at, monkeypatch, capsys):
+    (at / "n").mkdir()
+    (at / "n" / "node.log").symlink_to("/dev/full")
+    resident._socket_path(at / "n").touch()
+    monkeypatch.setattr(resident.subprocess, "Popen", lambda command, **more: "started")
+    assert resident._start(at / "n", {"name": "n"}) == "started"
+    assert "the node's process was lost; another is started" in capsys.readouterr().err
+
+
 def end(place):
     """kill -9 of the node's process in this folder."""
     for at in Path("/proc").iterdir():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -101,11 +103,13 @@ def test_without_telemetry_a_round_is_its_own_exchange_alone(tmp_path, recorded)
     np.testing.assert_array_equal(run.model.w.tree["w"], recorded[0].model.w.tree["w"])
 
 
-def test_sums_beyond_the_lattice_end_the_run_as_in_the_simulation(tmp_path):
+def test_sums_beyond_the_lattice_end_the_run_as_in_the_simulation(tmp_path, caplog):
     values = tables(LOGISTIC, rounds=4, rate=1e9)
     ours, theirs = federate(over_nodes(values), Direct(nodes_in(tmp_path))), simulated(values)
     assert ours.outcome == theirs.outcome
-    assert "not finite" in ours.outcome
+    assert ours.where == theirs.where
+    assert ours.where == "round 0, the server: its model or the objective is not finite (training loss 0.693147)"
+    assert "partial sums of party 2 (worst) are not finite, or too large to be added up" in caplog.text  # the closer's
     assert_same(ours, theirs)
 
 
@@ -231,6 +235,104 @@ def test_answers_of_a_wrong_shape_are_refused_by_name(tmp_path):
 
     told = refused(CASES["sgd"], Changing(nodes_in(tmp_path), cut, answers=True))
     assert "array 0 of party 0 (means)'s block must be of shape (1, 10, 1), got (1, 9, 1)" in told
+
+
+class Nth:
+    """Of the n-th answer of a party to a kind of question, with its arrays changed; n-th from 1."""
+
+    def __init__(self, party: int, kind: str, number: int, change) -> None:
+        self.left, self.which, self.change = number, (party, kind), change
+
+    def __call__(self, i: int, message: Message) -> Message:
+        self.left -= (i, message.kind) == self.which
+        if self.left or (i, message.kind) != self.which:
+            return message
+        self.left = -1
+        return message._replace(arrays=self.change(list(message.arrays)))
+
+
+def nan(array: np.ndarray) -> np.ndarray:
+    return np.full_like(array, np.nan)
+
+
+def nan_block(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """The last number of every block is none."""
+    last = lambda a: np.append(a.ravel()[:-1], np.nan).reshape(a.shape)
+    return [last(a) if a.shape == (1, 10, 1) else a for a in arrays]
+
+
+@pytest.mark.parametrize(
+    ("party", "kind", "number", "where"),
+    [
+        (2, "block", 4, "round 1, block: block of party 2 (worst)"),
+        (0, "block", 5, "telemetry after round 2, block: block of party 0 (means)"),
+        (CLOSER, "close", 4, "round 1, close: close of party 1 (errors)"),
+    ],
+    ids=["step", "telemetry", "closer"],
+)
+def test_an_answer_that_is_not_finite_names_its_party_and_the_run_is_resumed(
+    party, kind, number, where, tmp_path, recorded
+):
+    nodes, run = nodes_in(tmp_path / "nodes"), tmp_path / "run"
+    with pytest.raises(ClientError) as error:
+        federate(over_nodes(CASES["sgd"]), Changing(nodes, Nth(party, kind, number, nan_block), answers=True), run)
+    assert str(error.value).startswith(f"{where} must be finite, as all that it is made of is, got numbers that are")
+    again = federate(over_nodes(CASES["sgd"]), Direct(nodes), run, resume=True)
+    assert_same(again, recorded[0])
+    assert np.isfinite(again.history.column("gradient")).all()
+
+
+def test_counts_that_are_not_finite_name_the_closer(tmp_path):
+    change = Nth(CLOSER, "close", 1, lambda arrays: [*arrays[:-1], nan(arrays[-1])])
+    told = refused(CASES["sgd"], Changing(nodes_in(tmp_path), change, answers=True))
+    assert told.startswith("telemetry after round 0, close: close of party 1 (errors) must be finite")
+
+
+def test_values_that_are_not_finite_are_a_result_and_name_nobody(tmp_path):
+    """Whether the run has diverged or a party's sums were wrong cannot be told: the closer knows the sum alone."""
+    change = Nth(CLOSER, "close", 4, lambda arrays: [nan(arrays[0]), *arrays[1:]])
+    run = federate(over_nodes(CASES["sgd"]), Changing(nodes_in(tmp_path), change, answers=True))
+    assert run.where == "round 1, the exchange: a value or a gradient is not finite"
+    assert run.history.rounds == 1
+
+
+def test_so_is_feedback_of_which_the_closer_says_that_it_is_not_finite(tmp_path):
+    def unsound(arrays):
+        (whether,) = [k for k, a in enumerate(arrays) if a.dtype == bool]
+        assert arrays[whether]
+        return [*arrays[:whether], np.asarray(False), *arrays[whether + 1 :]]
+
+    changes = [Nth(i, "block", 4, nan_block) for i in (0, 2)] + [Nth(CLOSER, "close", 4, unsound)]
+
+    def change(i: int, message: Message) -> Message:
+        for one in changes:
+            message = one(i, message)
+        return message
+
+    run = federate(over_nodes(CASES["sgd"]), Changing(nodes_in(tmp_path), change, answers=True))
+    assert run.where == "round 1, the exchange: a value or a gradient is not finite"
+
+
+def test_the_closer_says_that_its_feedback_is_not_finite(recorded):
+    node = recorded[1].nodes[CLOSER]
+    _, question, answer = relayed(recorded[1], "close")[-1]
+    head = [nan(question.arrays[2])]
+    again = question._replace(arrays=[*question.arrays[:2], *head, *question.arrays[3:]])
+    said = [[a for a in one.arrays if a.dtype == bool] for one in (answer, unpack(node.answer(again.pack())))]
+    assert said == [[True], [False]]
+
+
+@pytest.mark.parametrize(("party", "kind"), [(0, "partial"), (CLOSER, "close"), (2, "block")])
+def test_an_answer_of_another_exchange_is_refused_by_name(party, kind, tmp_path):
+    kept: dict[Any, Message] = {}
+
+    def replay(i: int, message: Message) -> Message:
+        shapes = tuple(a.shape for a in message.arrays)
+        return kept.setdefault(shapes, message) if (i, message.kind) == (party, kind) else message
+
+    told = refused(CASES["sgd"], Changing(nodes_in(tmp_path), replay, answers=True))
+    who = f"party {party} ({NAMES[party]})"
+    assert f", {kind}: {kind} of {who} must be of the exchange that it was asked for, got another's" in told
 
 
 @pytest.mark.parametrize("records", [[5], [1, 1], [*range(19), 9999]], ids=["one", "two", "outside"])

@@ -383,3 +383,18 @@ def test_a_function_of_the_wrong_output_or_input():
 def test_bad_settings(make, said):
     with pytest.raises(InvalidArgument, match=f"^{said}"):
         make()
+
+
+def test_convolutions_of_several_clients_at_once_have_the_gradients_they_have_one_by_one():
+    """The layers have gradients of their own; clients that step together are a batch of them."""
+    rng, problem = np.random.default_rng(0), fp.CNN1(hidden=6)
+    batch = Batch(rng.integers(0, 256, (3, 2, 784)).astype(np.uint8), np.ones((3, 2)), np.ones((3, 2)), np.arange(3))
+    each = [problem.init(784, jnp.float64, jax.random.key(i)) for i in range(3)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+    losses, gradients = jax.jit(jax.vmap(problem.value_and_gradient))(stacked, batch)
+    one = jax.jit(problem.value_and_gradient)
+    for i, w in enumerate(each):
+        loss, gradient = one(w, jax.tree.map(lambda a, i=i: a[i], batch))
+        assert float(losses[i]) == pytest.approx(float(loss), rel=1e-12)
+        for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(gradient), strict=True):
+            np.testing.assert_allclose(a[i], b, rtol=1e-9, atol=1e-12)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +48,17 @@ def test_gradient_agrees_with_finite_differences(problem):
     slopes = [(value(problem, flat + s, x, y) - value(problem, flat - s, x, y)) / (2 * h) for s in steps]
     got = as_flat(problem.gradient(as_vector(problem, flat), as_batch(x, y)))
     np.testing.assert_allclose(got, slopes, rtol=1e-7, atol=1e-8)
+
+
+@each
+def test_the_loss_of_rows_that_are_tested_is_the_same_in_parts(problem):
+    """Without the penalty, which every part would have."""
+    x, y = rows(problem)
+    w, cut = as_vector(problem, point(problem)), len(y) // 3
+    parts = [as_batch(x[:cut], y[:cut]), as_batch(x[cut:], y[cut:])]
+    total = sum(float(problem.test_value(w, part) * part.rows) for part in parts)
+    free = dataclasses.replace(problem, l2=0.0)
+    assert total / len(y) == pytest.approx(value(free, point(problem), x, y), rel=1e-13)
 
 
 @pytest.mark.parametrize("kind", [Logistic, LeastSquares])
