@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +13,11 @@ import torch
 
 import fedpact as fp
 from fedpact.core.contract import Batch, Oracle
-from fedpact.core.errors import InvalidArgument
+from fedpact.core.errors import ClientError, InvalidArgument
 from fedpact.core.vector import Vector
 from fedpact.engines import HostEngine
 from fedpact.model import Model
-from fedpact.problems.torch import TorchNetwork
+from fedpact.problems.torch import TorchNetwork, TorchOracle
 from fedpact.problems.training import Plan, train
 
 
@@ -174,6 +177,99 @@ def test_all_devices_of_a_machine_with_one(federation):
     assert fp.run(fp.FedSGD(), THEIRS, federation, rounds=1, engine=HostEngine(devices=None)).history.rounds == 1
 
 
+# Clients side by side
+
+
+def seen_threads(monkeypatch):
+    """Who trains, and with how many cores of its own."""
+    seen, lock, train = [], threading.Lock(), TorchOracle.train
+
+    def noting(self, *args, **options):
+        with lock:
+            seen.append((threading.get_ident(), torch.get_num_threads(), id(self.problem.module)))
+        return train(self, *args, **options)
+
+    monkeypatch.setattr(TorchOracle, "train", noting)
+    return seen
+
+
+def test_clients_side_by_side_are_those_one_after_the_other(federation, monkeypatch):
+    settings, cores = fp.FedADMM(epochs=3, batch=6, rate=0.1, momentum=0.5, rho=0.1), torch.get_num_threads()
+    seen, runs = seen_threads(monkeypatch), {}
+    for count in (1, 3, None):
+        problem = TorchNetwork(two_layers, shape=(1, 4, 4), classes=3)
+        runs[count] = fp.run(settings, problem, federation, rounds=4, engine=HostEngine(at_once=count))
+        mine = seen[1:]  # the first is the driver's, to learn what is sent
+        seen.clear()
+        threads, modules = ({one[place] for one in mine} for place in (0, 2))
+        wanted = count or len(os.sched_getaffinity(0))
+        assert len(modules) <= wanted, "modules are taken again"
+        assert (threads == {threading.get_ident()}) == (wanted == 1)
+        assert {one[1] for one in mine} == ({1} if wanted > 1 else {cores})
+        assert torch.get_num_threads() == cores, "what is trained here later has all cores"
+    near = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    for count in (3, None):
+        jax.tree.map(near, runs[count].model.w.tree, runs[1].model.w.tree)
+
+
+def test_a_client_that_fails_among_others_is_named(federation, monkeypatch):
+    train = TorchOracle.train
+
+    def failing(self, w, batch, *args, **options):
+        if int(batch.client) == 2:
+            raise OSError("no more")
+        return train(self, w, batch, *args, **options)
+
+    monkeypatch.setattr(TorchOracle, "train", failing)
+    with pytest.raises(ClientError, match=r"^round 0, client 2, client_step: OSError: no more"):
+        fp.run(fp.FedAvg(epochs=1, step=0.1), THEIRS, federation, rounds=2, engine=HostEngine(at_once=2))
+
+
+def test_modules_that_draw_step_one_after_the_other(federation, monkeypatch):
+    seen = seen_threads(monkeypatch)
+    problem = TorchNetwork(dropping, shape=(1, 4, 4), classes=3)
+    one, again = (fp.run(fp.FedAvg(epochs=2, step=0.1, batch=6), problem, federation, rounds=2) for _ in range(2))
+    assert {thread for thread, _, _ in seen[1:]} == {threading.get_ident()}
+    jax.tree.map(np.testing.assert_array_equal, one.model.w.tree, again.model.w.tree)
+
+
+# How images lie in memory
+
+
+def of_images():
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.Flatten(), torch.nn.Linear(32, 3))
+
+
+class Viewing(torch.nn.Module):
+    """Takes for granted that an image of each colour lies in one piece."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = of_images()
+
+    def forward(self, images):
+        layer = self.layers[0](images)
+        return self.layers[2](layer.view(len(images), -1))
+
+
+def test_a_module_that_views_its_layers_gets_them_colour_by_colour(rows, federation):
+    quick, plain = (TorchNetwork(make, shape=(1, 4, 4), classes=3) for make in (of_images, Viewing))
+    assert (quick._layout, plain._layout) == (torch.channels_last, torch.contiguous_format)
+    assert THEIRS._layout == torch.contiguous_format  # nothing to gain
+    w = quick.init(16, np.float32, jax.random.key(1))
+    same = Vector({f"layers.{name}": a for name, a in w.tree.items()})
+    plan = Plan(0.1, 0.5, 6)
+    for problem in (quick, plain):
+        assert fp.run(fp.FedAvg(epochs=1, step=0.1), problem, federation, rounds=1).history.rounds == 1
+    extra = lambda start: {"linear": 0.1 * start, "rho": 0.3, "center": 0.5 * start}
+    one = train(quick.oracle, w, rows, jax.random.key(0), plan, 3, **extra(w)).w
+    other = train(plain.oracle, same, rows, jax.random.key(0), plan, 3, **extra(same)).w
+    for name, a in one.tree.items():
+        np.testing.assert_allclose(a, other.tree[f"layers.{name}"], rtol=1e-4, atol=1e-6)
+    for name, a in quick.gradient(w, rows).tree.items():
+        np.testing.assert_allclose(a, plain.gradient(same, rows).tree[f"layers.{name}"], rtol=1e-4, atol=1e-6)
+
+
 # Dropout, and parameters that nothing depends on
 
 
@@ -282,8 +378,9 @@ def test_what_needs_jax_is_refused(federation):
         fp.run(fp.FedSGD(), THEIRS, federation, engine="local", **options)
     with pytest.raises(InvalidArgument, match=r"^precision must be .single. for TorchNetwork, got 'double'"):
         fp.run(fp.FedSGD(), THEIRS, federation, precision="double", **options)
-    with pytest.raises(InvalidArgument, match=r"^at_once must be 1 here, with one device, got 4"):
-        fp.run(fp.FedSGD(), THEIRS, federation, engine=HostEngine(at_once=4), **options)
+    drawing = TorchNetwork(dropping, shape=(1, 4, 4), classes=3)
+    with pytest.raises(InvalidArgument, match=r"^at_once must be 1 for a module that draws in training.* got 4"):
+        fp.run(fp.FedSGD(), drawing, federation, engine=HostEngine(at_once=4), **options)
     for settings in (fp.FedAvg(steps=2, step=0.1), fp.FedProx(steps=2, step=0.1)):
         with pytest.raises(
             InvalidArgument, match=r"^epochs \(E\) must be given for a problem that is not JAX's, got None"

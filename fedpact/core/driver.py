@@ -102,7 +102,7 @@ def drive(
     if trials and len(federations) == 1:
         federations = list(federations) * len(seeds)
     native = getattr(loop.problem, "native", False)
-    order, data = loop.engine.load(federations, dtype, **({"native": True} if native else {}))
+    order, data = loop.engine.load(federations, dtype, **({"native": loop.problem} if native else {}))
     start, block = loop.compiled(trials)
     roots = list(roots) or [jax.random.key(seed) for seed in seeds]
     root = jnp.stack(roots) if trials else roots[0]

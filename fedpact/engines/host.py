@@ -43,6 +43,8 @@ CANDIDATES = (1, 8)
 class Rows:
     """What `load` returns: the dataset on the device, the clients' indices, and the programs compiled so far."""
 
+    native: Any = None  # the problem, where it is not JAX's
+
     def __init__(self, federation: Any, dtype: Any) -> None:
         dataset = federation.dataset
         x = dataset.x.toarray() if scipy.sparse.issparse(dataset.x) else dataset.x
@@ -51,7 +53,6 @@ class Rows:
         self.index, self.test, self.dtype = federation.rows, dataset.test, np.dtype(dtype)
         self.widths = padded_widths(federation.sizes)
         self.programs: dict[Any, Any] = {}
-        self.native = False
         self.compile: Callable[..., Any] = jax.jit
         self.at_once: int | None = None
         self.measured: int | None = None
@@ -119,6 +120,8 @@ def plus(total: Any, part: Any) -> Any:
 class HostEngine:
     """Client states on the host. `at_once`: clients stepped together; 1 is one after the other, None is measured.
 
+    Clients of a PyTorch module step in threads, as many as there are cores where `at_once` is None.
+
     `devices`: how many devices share the clients of a round (None: all there are). `spill`: True keeps the states on
     disk, in a temporary folder that goes with the engine; a path says where that folder is made.
     """
@@ -140,17 +143,20 @@ class HostEngine:
         hint = "XLA_FLAGS=--xla_force_host_platform_device_count=8 makes eight of one processor."
         require((self.devices or 1) <= there, "devices", f"at most the {there} there are", self.devices, hint=hint)
 
-    def load(self, federations: Sequence[Any], dtype: Any, native: bool = False) -> tuple[np.ndarray, Rows]:
-        """The dataset once, in the user's order of clients. `native`: the problem is not JAX's, compile nothing."""
+    def load(self, federations: Sequence[Any], dtype: Any, native: Any = None) -> tuple[np.ndarray, Rows]:
+        """The dataset once, in the user's order of clients. `native`: the problem, where it is not JAX's."""
         if len(federations) > 1:
             raise InvalidArgument("engine must be 'local' for vectorised trials, got 'host'. Run them one by one.")
         rows = Rows(federations[0], dtype)
         rows.at_once = self.at_once
-        if native:
-            hint = "A problem that is not JAX's steps one client after the other, on one device."
-            require(self.at_once in (None, 1), "at_once", "1 here, with one device", self.at_once, hint=hint)
+        if native is not None:
+            hint = "PyTorch has one stream of draws, so such clients step one after the other."
+            ok = self.at_once in (None, 1) or not native.draws
+            require(ok, "at_once", "1 for a module that draws in training (Dropout)", self.at_once, hint=hint)
+            hint = "A problem that is not JAX's steps clients in threads (at_once) of one device."
             require(len(self._devices()) == 1, "devices", "1 here", self.devices, hint=hint)
-            rows.native, rows.compile, rows.at_once = True, lambda run: run, 1
+            rows.native, rows.compile = native, lambda run: run
+            rows.at_once = 1 if native.draws else self.at_once or len(os.sched_getaffinity(0))
         return np.arange(federations[0].clients)[None], rows
 
     def clients_of(self, data: Rows) -> Any:
@@ -227,7 +233,7 @@ class HostEngine:
         if "nobody" not in data.programs:
             given = (shared, self.one_client(data), clients.get(0))
             out = (
-                f(*given) if data.native else jax.eval_shape(f, *given)
+                f(*given) if data.native is not None else jax.eval_shape(f, *given)
             )  # what is not JAX's cannot be traced: it is done
             data.programs["nobody"] = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), out)
         _, upload, note = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), data.programs["nobody"])
@@ -315,10 +321,14 @@ class HostEngine:
         """f for these clients, in order, as arrays of the host."""
         t, stage = where
         count = self._count(f, shared, data, clients, ids, stage)
-        for begin in range(0, len(ids), count):
-            mine = list(ids[begin : begin + count])
+        size = count if data.native is None else 1  # what is not JAX's is no program of several clients: threads of one
+        groups = [list(ids[begin : begin + size]) for begin in range(0, len(ids), size)]
+        work = lambda mine: self._run(f, shared, data, clients, mine, stage, size)
+        beside = data.native is not None and min(count, len(groups)) > 1
+        made = data.native.side_by_side(work, groups, count) if beside else map(work, groups)
+        for mine in groups:
             try:
-                outs = self._run(f, shared, data, clients, mine, stage, count)
+                outs = next(made)
             except FedpactError:
                 raise
             except Exception as error:
@@ -345,6 +355,8 @@ class HostEngine:
         self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, ids: Sequence[int], stage: str
     ) -> int:
         """How many clients step together: as the user says, at least one for each device, or as measured."""
+        if data.native is not None:
+            return data.at_once or 1
         devices = len(self._devices())
         if devices > 1:
             asked = data.at_once or devices

@@ -481,7 +481,7 @@ class Spread:
 class _One:
     """The first client's rows, as `HostEngine.one_client` takes them."""
 
-    native = False
+    native = None
 
     def __init__(self, batch: Batch) -> None:
         self.programs: dict[Any, Any] = {}
