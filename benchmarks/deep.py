@@ -1,10 +1,13 @@
 """Local training of CNN1, and a round of FedAvg, next to PyTorch, Flower's simulation and pfl on the same cores.
 
-    python -m venv peers && peers/bin/pip install -e . -r benchmarks/requirements-deep.txt
+    python -m venv peers && peers/bin/pip install -r benchmarks/requirements-deep.txt && peers/bin/pip install -e .
     FEDPACT_DATA=… peers/bin/python benchmarks/deep.py [step] [round] [memory] [--json]
 
-step    samples a second of local SGD at batch 10 and 200: fedpact's compiled loop, fedpact with a PyTorch module, and
-        PyTorch with two threads, in turns, best of several; and the rate of a plain float32 product of conv2's shape.
+(In this order: pfl asks for an older dp-accounting than fedpact, which its averaging does without; pip warns of it.)
+
+step    samples a second of local SGD at batch 10 and 200: fedpact's compiled loop, fedpact with a PyTorch module (a
+        client on all cores, and as rounds have them: a client on each core), and PyTorch's own loop in the same two
+        ways, in turns, best of several; and the rate of a plain float32 product of conv2's shape.
 round   one FedAvg round of 100 clients on Fashion-MNIST (10 of them, one epoch, batch 50): fedpact, fedpact with a
         PyTorch module, Flower, pfl, and the same clients in a bare PyTorch loop.
 memory  the largest resident memory of 1,000 clients × CNN1 × 13 rounds of 10 %, in memory and spilled to disk.
@@ -19,6 +22,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -53,23 +57,42 @@ def torch_cnn() -> Any:
     )  # fmt: skip
 
 
-def torch_training(x: np.ndarray, y: np.ndarray, batch: int, steps: int) -> Callable[[], None]:
+def torch_training(x: np.ndarray, y: np.ndarray, batch: int, cores: int = THREADS) -> Callable[[], None]:
     import torch
 
-    torch.set_num_threads(THREADS)
     model = torch_cnn()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
     images = torch.from_numpy((x.reshape(-1, 1, 28, 28).astype(np.float32) / 255 - 0.1307) / 0.3081)
     labels = torch.from_numpy(y.astype(np.int64))
 
     def run() -> None:
-        for k in range(steps):
-            rows = slice(k * batch, (k + 1) * batch)
+        torch.set_num_threads(cores)
+        for begin in range(0, len(y), batch):
+            rows = slice(begin, begin + batch)
             optimiser.zero_grad()
             torch.nn.functional.cross_entropy(model(images[rows]), labels[rows]).backward()
             optimiser.step()
 
     return run
+
+
+def torch_clients(x: np.ndarray, y: np.ndarray, batch: int) -> Callable[[], None]:
+    """PyTorch's loop for a client on each core."""
+    runs = [torch_training(*part, batch, cores=1) for part in halves(x, y)]
+
+    def run() -> None:
+        threads = [threading.Thread(target=one) for one in runs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return run
+
+
+def halves(x: np.ndarray, y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The rows of as many clients as there are cores."""
+    return list(zip(np.array_split(x, THREADS), np.array_split(y, THREADS), strict=True))
 
 
 def own_training(x: np.ndarray, y: np.ndarray, batch: int) -> Callable[[], None]:
@@ -87,10 +110,11 @@ def own_training(x: np.ndarray, y: np.ndarray, batch: int) -> Callable[[], None]
     return lambda: jax.block_until_ready(program(w, rows, jax.random.key(1)))
 
 
-def own_torch_training(x: np.ndarray, y: np.ndarray, batch: int) -> Callable[[], Any]:
-    """fedpact with the network handed in as a PyTorch module."""
+def own_torch_training(x: np.ndarray, y: np.ndarray, batch: int, clients: bool = False) -> Callable[[], Any]:
+    """fedpact with the network handed in as a PyTorch module; `clients`: a client on each core."""
     import jax
     import jax.numpy as jnp
+    import torch
 
     from fedpact.core.contract import Batch
     from fedpact.problems.torch import TorchNetwork
@@ -98,8 +122,17 @@ def own_torch_training(x: np.ndarray, y: np.ndarray, batch: int) -> Callable[[],
 
     problem = TorchNetwork(torch_cnn, shape=(1, 28, 28))
     w = problem.init(784, jnp.float32, jax.random.key(0))
-    rows = Batch(x, y.astype(np.float32), np.ones(len(y), np.float32), np.asarray(0))
-    return lambda: train(problem.oracle, w, rows, jax.random.key(1), Plan(0.01, 0.0, batch), 1).w
+    rows = lambda x, y: Batch(x, y.astype(np.float32), np.ones(len(y), np.float32), np.asarray(0))
+    one = lambda part: train(problem.oracle, w, rows(*part), jax.random.key(1), Plan(0.01, 0.0, batch), 1).w
+
+    def run() -> None:
+        torch.set_num_threads(THREADS)
+        if clients:
+            list(problem.side_by_side(one, halves(x, y), THREADS))
+        else:
+            one((x, y))
+
+    return run
 
 
 def product_rate() -> float:
@@ -119,14 +152,20 @@ def step(repeats: int) -> dict[str, Any]:
     for batch, steps in ((10, 60), (200, 6)):
         x = rng.integers(0, 256, (batch * steps, 784), dtype=np.uint8)
         y = rng.integers(0, 10, batch * steps)
-        sides = {"fedpact": own_training(x, y, batch), "torch": torch_training(x, y, batch, steps)}
-        spent = best(sides | {"fedpact_torch": own_torch_training(x, y, batch)}, repeats)
+        sides = {
+            "fedpact": own_training(x, y, batch),
+            "module": own_torch_training(x, y, batch),
+            "module_clients": own_torch_training(x, y, batch, clients=True),
+            "torch": torch_training(x, y, batch),
+            "torch_clients": torch_clients(x, y, batch),
+        }
+        spent = best(sides, repeats)
         rate = {name: batch * steps / seconds for name, seconds in spent.items()}
         ms = {f"{name}_ms": 1e3 * seconds / steps for name, seconds in spent.items()}
-        share = rate["fedpact"] * STEP_FLOPS / (found["product_gflops"] * 1e9)
-        ratios = {"of_torch": rate["fedpact"] / rate["torch"], "of_product_rate": share}
-        ratios["module_of_torch"] = rate["fedpact_torch"] / rate["torch"]
-        found[f"batch {batch}"] = ms | ratios
+        mine = ("fedpact", "module", "module_clients")
+        ratios = {f"{name}_of_torch": rate[name] / rate["torch"] for name in mine}
+        shares = {f"{name}_of_product_rate": rate[name] * STEP_FLOPS / (found["product_gflops"] * 1e9) for name in mine}
+        found[f"batch {batch}"] = ms | ratios | shares
     found["product_gflops_after"] = product_rate() / 1e9
     return found
 
