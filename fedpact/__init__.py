@@ -69,6 +69,8 @@ if _TYPE_CHECKING:
         Norm2,
         PerRow,
         Softmax,
+        TorchCNN1,
+        TorchCNN2,
         TwoLayer,
         from_equinox,
         from_flax,
@@ -137,6 +139,8 @@ __all__ = [
     "Scaffold",
     "Schedule",
     "Softmax",
+    "TorchCNN1",
+    "TorchCNN2",
     "TwoLayer",
     "UnknownName",
     "VerticalSGD",
@@ -168,8 +172,8 @@ _OF = {
     "fedpact.model": "Model",
     "fedpact.privacy": "Private",
     "fedpact.problems": "CNN1 CNN2 L1 MCP Box ClientLoss Constrained ElasticNet Gap GroupL1 LeastSquares Logistic Loss "
-    "Misses MulticlassLogistic Network NonconvexLogistic Norm1 Norm2 PerRow Softmax TwoLayer from_equinox from_flax "
-    "optimum",
+    "Misses MulticlassLogistic Network NonconvexLogistic Norm1 Norm2 PerRow Softmax TorchCNN1 TorchCNN2 TwoLayer "
+    "from_equinox from_flax optimum",
     "fedpact.run": "Run Runs compare run trials",
 }
 _HOME = {name: module for module, names in _OF.items() for name in names.split()}

@@ -159,7 +159,9 @@ def trained(problem: Any) -> Any:
 
 
 def problem_name(problem: Any) -> str:
-    """The name under which a problem is saved: that of its class in `fedpact.problems.PROBLEMS`."""
+    """The name under which a problem is saved: that of its class in `fedpact.problems.PROBLEMS`, or of its twin's."""
+    if hasattr(problem, "twin"):
+        return problem.twin
     if isinstance(problem, Network) or getattr(problem, "native", False):
         return "network"  # its functions are not saved: it is given again to load it
     for name, cls in PROBLEMS.items():

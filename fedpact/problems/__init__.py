@@ -8,6 +8,7 @@ from fedpact.problems.network import CNN1, CNN2, Network, Softmax, TwoLayer, fro
 from fedpact.problems.nonconvex_logistic import NonconvexLogistic
 from fedpact.problems.optimum import Optimum, optimum
 from fedpact.problems.regulariser import L1, MCP, Box, ElasticNet, GroupL1
+from fedpact.problems.torch_cnn import TorchCNN1, TorchCNN2
 
 __all__ = [
     "CNN1",
@@ -33,6 +34,8 @@ __all__ = [
     "Optimum",
     "PerRow",
     "Softmax",
+    "TorchCNN1",
+    "TorchCNN2",
     "TwoLayer",
     "from_equinox",
     "from_flax",
@@ -48,6 +51,8 @@ PROBLEMS = {
     "two_layer": TwoLayer,
     "cnn1": CNN1,
     "cnn2": CNN2,
+    "torch_cnn1": TorchCNN1,
+    "torch_cnn2": TorchCNN2,
     "softmax": Softmax,
     "constrained": Constrained,
 }

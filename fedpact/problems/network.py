@@ -173,7 +173,8 @@ def _uniform(key: Any, shape: tuple[int, ...], inputs: float) -> Any:
     return jax.random.uniform(key, shape, jnp.float32, -1, 1) / np.float32(math.sqrt(inputs))
 
 
-def _cnn_init(key: Any, colours: int, side: int, hidden: int, classes: int) -> dict[str, Any]:
+def cnn_init(key: Any, colours: int, side: int, hidden: int, classes: int) -> dict[str, Any]:
+    """The parameters of a network of Table II."""
     flat = 64 * (side // 4) ** 2
     sizes = {  # weights' shape and fan-in
         "conv1": ((5, 5, colours, 32), 25 * colours),
@@ -213,7 +214,7 @@ class CNN1(Classifier):
         require_flags(self, "relu")
 
     def _init(self, key: Any) -> Any:
-        return _cnn_init(key, 1, 28, self.hidden, self.classes)
+        return cnn_init(key, 1, 28, self.hidden, self.classes)
 
     def _apply(self, tree: Any, images: Any) -> Any:
         return _cnn_apply(tree, images, self.relu)
@@ -237,7 +238,7 @@ class CNN2(Classifier):
         require_flags(self, "relu")
 
     def _init(self, key: Any) -> Any:
-        return _cnn_init(key, 3, 32, self.hidden, self.classes)
+        return cnn_init(key, 3, 32, self.hidden, self.classes)
 
     def _apply(self, tree: Any, images: Any) -> Any:
         return _cnn_apply(tree, images, self.relu)

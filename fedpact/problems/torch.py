@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,40 +24,38 @@ from fedpact.core.contract import Batch
 from fedpact.core.errors import InvalidArgument, require, the_extra
 from fedpact.core.vector import Vector
 from fedpact.problems.network import Classifier, as_shape
-from fedpact.problems.training import Plan, Trained
+from fedpact.problems.training import Plan, Trained, shuffled
 
 
-@dataclass(frozen=True)
-class TorchNetwork(Classifier):
-    """make() returns the nn.Module: images (B, *shape) to scores (B, classes). Its buffers must not learn.
+class TorchClassifier(Classifier):
+    """What modules share. A final class has `_made` and, where a vector's tree is not one of names, its two turns."""
 
-    A `shape` of three sizes is PyTorch's (C, H, W). Layers such as Dropout are at work in local epochs, with draws from
-    the client's key, and nowhere else.
-    """
-
-    make: Callable[[], Any]
-    shape: tuple[int, ...] = (1, 28, 28)
-    classes: int = 10
-    softmax: bool = False
-    mean: float = 0.1307
-    std: float = 0.3081
-    title: str = "torch"
     precisions = ("single",)  # what a module trains in
     native = True  # not JAX's: engines call it as it is
-    _modules: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # by thread
-    _spare: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+    _modules: dict[int, Any]  # by thread
+    _spare: list[Any]
 
-    def __post_init__(self) -> None:
+    def _prepare(self) -> None:
         the_extra("torch")
         self._check_common()
-        require(callable(self.make), "make", "a function that returns an nn.Module", self.make)
-        object.__setattr__(self, "shape", as_shape(self.shape, "(1, 28, 28)"))
+        object.__setattr__(self, "_modules", {})
+        object.__setattr__(self, "_spare", [])
 
-    def to_dict(self) -> dict[str, Any]:
-        """What a configuration says of it: the function is known by its name."""
-        name = f"{getattr(self.make, '__module__', '')}.{getattr(self.make, '__qualname__', repr(self.make))}"
-        plain = {f: getattr(self, f) for f in ("classes", "softmax", "mean", "std", "title")}
-        return {**plain, "shape": list(self.shape), "make": name}
+    def _made(self) -> Any:
+        raise NotImplementedError
+
+    def _named(self, w: Vector) -> dict[str, Any]:
+        """A vector's arrays by the names of the module's parameters."""
+        return w.tree
+
+    def _tree(self, named: dict[str, Any]) -> Any:
+        """The other way round."""
+        return named
+
+    def _vector(self, tensors: dict[str, Any], like: Vector) -> Vector:
+        dtype = jax.tree.leaves(like.tree)[0].dtype
+        array = lambda t: jax.numpy.asarray(t.detach().numpy().astype(dtype))
+        return Vector(self._tree({name: array(t) for name, t in tensors.items()}))
 
     @property
     def module(self) -> Any:
@@ -122,18 +120,9 @@ class TorchNetwork(Classifier):
             try:
                 yield from pool.map(f, items)
             finally:
-                torch.set_num_threads(
-                    cores
-                )  # this thread has them still; threads that begin later take what was set last
+                torch.set_num_threads(cores)  # threads that begin later take what was set last
         for thread in [one for one in self._modules if one != threading.get_ident()]:
             self._spare.append(self._modules.pop(thread))
-
-    def _made(self) -> Any:
-        try:
-            return self.make()
-        except Exception as error:
-            text = f"make must be a function that returns an nn.Module, got {type(error).__name__}: {error}."
-            raise InvalidArgument(f"{text} Try make() on its own.") from error
 
     @property
     def dim(self) -> int:
@@ -144,17 +133,6 @@ class TorchNetwork(Classifier):
     def oracle(self) -> TorchOracle:
         """What `client_step` gets as `grad`."""
         return TorchOracle(self)
-
-    def init(self, features: int, dtype: Any, key: Any = None) -> Vector:
-        """PyTorch's own initialisation, seeded from the run's key."""
-        import torch
-
-        seed = 0 if key is None else int(jax.random.randint(key, (), 0, 2**31 - 1))
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            fresh = self._made()
-        named = {name: p.detach().numpy().astype(dtype) for name, p in fresh.named_parameters()}
-        return Vector({name: jax.numpy.asarray(a) for name, a in named.items()})
 
     def check(self, federation: Any) -> None:
         """Data that fit, and a module that answers with one score a class."""
@@ -177,14 +155,15 @@ class TorchNetwork(Classifier):
     def _load(self, w: Vector) -> None:
         import torch
 
+        parameters = dict(self.module.named_parameters())
         with torch.no_grad():
-            for name, p in self.module.named_parameters():
-                p.copy_(_tensor(w.tree[name]))
+            for name, a in self._named(w).items():
+                parameters[name].copy_(_tensor(a))
 
     def _laid(self, images: Any) -> Any:
         return images.clone(
             memory_format=self._layout
-        )  # of one colour `contiguous` leaves the strides of the other layout
+        )  # `contiguous` would leave strides that say little at one colour
 
     def _images(self, x: Any) -> Any:
         import torch
@@ -230,11 +209,8 @@ class TorchNetwork(Classifier):
         self.module.zero_grad()
         loss = self._loss(*self._tensors(batch))
         loss.backward()
-        dtype = next(iter(w.tree.values())).dtype
         slopes = {name: _slope(p) for name, p in self.module.named_parameters()}
-        return np.asarray(loss.item()), Vector(
-            {n: jax.numpy.asarray(g.numpy().astype(dtype)) for n, g in slopes.items()}
-        )
+        return np.asarray(loss.item()), self._vector(slopes, w)
 
     def gradient(self, w: Vector, batch: Batch) -> Vector:
         """∇f_i(w)."""
@@ -250,6 +226,52 @@ class TorchNetwork(Classifier):
             return jax.numpy.asarray(self.module(self._images(x)).numpy())
 
 
+@dataclass(frozen=True)
+class TorchNetwork(TorchClassifier):
+    """make() returns the nn.Module: images (B, *shape) to scores (B, classes). Its buffers must not learn.
+
+    A `shape` of three sizes is PyTorch's (C, H, W). Layers such as Dropout are at work in local epochs, with draws from
+    the client's key, and nowhere else.
+    """
+
+    make: Callable[[], Any]
+    shape: tuple[int, ...] = (1, 28, 28)
+    classes: int = 10
+    softmax: bool = False
+    mean: float = 0.1307
+    std: float = 0.3081
+    title: str = "torch"
+
+    def __post_init__(self) -> None:
+        self._prepare()
+        require(callable(self.make), "make", "a function that returns an nn.Module", self.make)
+        object.__setattr__(self, "shape", as_shape(self.shape, "(1, 28, 28)"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a configuration says of it: the function is known by its name."""
+        name = f"{getattr(self.make, '__module__', '')}.{getattr(self.make, '__qualname__', repr(self.make))}"
+        plain = {f: getattr(self, f) for f in ("classes", "softmax", "mean", "std", "title")}
+        return {**plain, "shape": list(self.shape), "make": name}
+
+    def _made(self) -> Any:
+        try:
+            return self.make()
+        except Exception as error:
+            text = f"make must be a function that returns an nn.Module, got {type(error).__name__}: {error}."
+            raise InvalidArgument(f"{text} Try make() on its own.") from error
+
+    def init(self, features: int, dtype: Any, key: Any = None) -> Vector:
+        """PyTorch's own initialisation, seeded from the run's key."""
+        import torch
+
+        seed = 0 if key is None else int(jax.random.randint(key, (), 0, 2**31 - 1))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            fresh = self._made()
+        named = {name: p.detach().numpy().astype(dtype) for name, p in fresh.named_parameters()}
+        return Vector({name: jax.numpy.asarray(a) for name, a in named.items()})
+
+
 def _tensor(array: Any) -> Any:
     import torch
 
@@ -263,20 +285,27 @@ def _slope(parameter: Any) -> Any:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
+def _order(key: Any, epoch: int, weight: Any, size: int, rows: int) -> Any:
+    """The rows in the order that `fedpact.problems.training.train` has in this epoch."""
+    import torch
+
+    return torch.from_numpy(np.array(shuffled(jax.random.fold_in(key, epoch), weight, size)[:rows]))
+
+
 @contextmanager
-def _drawing(seed: int) -> Iterator[None]:
-    """Draws from this seed, and the user's own stream as it was."""
+def _drawing(key: Any) -> Iterator[None]:
+    """Draws that follow from the key, and the user's own stream as it was."""
     import torch
 
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(int(jax.random.randint(key, (), 0, 2**31 - 1)))
         yield
 
 
 class TorchOracle:
     """∇f_i by PyTorch, and epochs of SGD there."""
 
-    def __init__(self, problem: TorchNetwork) -> None:
+    def __init__(self, problem: TorchClassifier) -> None:
         self.problem = problem
 
     def __call__(self, w: Vector, batch: Batch) -> Vector:
@@ -309,19 +338,16 @@ class TorchOracle:
         real = torch.nonzero(weight > 0)[:, 0]
         size = len(real) if plan.batch is None else min(plan.batch, len(real))
         parameters = dict(problem.module.named_parameters())
-        alike = lambda v: {n: torch.empty_like(p).copy_(_tensor(v.tree[n])) for n, p in parameters.items()}
+        alike = lambda v: {n: torch.empty_like(parameters[n]).copy_(_tensor(a)) for n, a in problem._named(v).items()}
         with torch.no_grad():
             c, theta = (None if v is None else alike(v) for v in (linear, center))
         moment = {n: torch.zeros_like(p) for n, p in parameters.items()} if plan.momentum else None
         rate, pull = float(plan.rate), 0.0 if rho is None else float(rho)
         steps, last = 0, math.nan
-        seeds = np.asarray(jax.random.randint(key, (2,), 0, 2**31 - 1))
-        orders = torch.Generator().manual_seed(int(seeds[0]))
-        with _drawing(int(seeds[1])) if problem.draws else nullcontext():
-            for _ in range(int(epochs)):
-                order = real if plan.batch is None else real[torch.randperm(len(real), generator=orders)]
+        with _drawing(key) if problem.draws else nullcontext():
+            for e in range(int(epochs)):
                 losses = []
-                for rows in order.split(size):
+                for rows in (real if plan.batch is None else _order(key, e, batch.weight, size, len(real))).split(size):
                     problem.module.zero_grad()
                     loss = problem._loss(images[rows], labels[rows], weight[rows])
                     loss.backward()
@@ -337,6 +363,4 @@ class TorchOracle:
                                 g = moment[n].mul_(plan.momentum).add_(g)
                             p.sub_(g, alpha=rate)
                 steps, last = steps + len(losses), float(np.mean(losses))
-        dtype = next(iter(w.tree.values())).dtype
-        tree = {n: jax.numpy.asarray(p.detach().numpy().astype(dtype)) for n, p in parameters.items()}
-        return Trained(Vector(tree), steps, last)
+        return Trained(problem._vector(parameters, w), steps, last)
