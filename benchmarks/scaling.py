@@ -228,12 +228,13 @@ def round_table(rates: dict[str, float], share: float) -> list[str]:
                 each(lambda c: size(c.bytes_down)),
                 each(lambda c: size(c.bytes_up)),
                 each(lambda c: size(c.memory)),
+                each(lambda c: size(c.memory_flower)),
                 each(lambda c, rate=rate: duration(c.touched * rate)),
                 each(lambda c: size(c.start)) if found[0].start > 10**9 else size(found[0].start),
             ]
         )
-    head = ["", "down", "up", "server's memory", "server's step, seconds of a processor", "first messages, once"]
-    return table(head, rows)
+    head = ["", "down", "up", "server's memory", "in `flower`", "server's step, seconds of a processor"]
+    return table([*head, "first messages, once"], rows)
 
 
 def simulated_table(quick: bool) -> list[str]:

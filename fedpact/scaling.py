@@ -57,13 +57,22 @@ class Costs(NamedTuple):
     def memory(self) -> int:
         """The server's in a round: its state before and after, and the uploads.
 
-        Where a sum will do they are added up as they come in: the sum and the one at hand. Else: what is kept of all
-        clients, the cohort's uploads with what will be kept of them, and a shard's messages with the step's copies.
+        Where a sum will do they are added up as they come in: the sum and the one at hand (`host` and the workers of
+        `ray`; nodes: `memory_flower`). Else: what is kept of all clients, the cohort's uploads with what will be kept
+        of them, and a shard's messages with the step's copies.
         """
         if self.combine == "sum":
             return 2 * self.server + 2 * self.up
         shard = min(SHARD, self.clients * self.kept) if self.separable else self.clients * self.kept
         return 2 * self.server + self.clients * self.kept + self.cohort * (self.up + self.kept) + COPIES * shard
+
+    @property
+    def memory_flower(self) -> int:
+        """The server's of a federation in a round: the engine `flower` holds all uploads until the round closes.
+
+        They come in any order and are added in the clients', so that a run has the same bits whoever is first.
+        """
+        return self.memory + ((self.cohort - 1) * self.up if self.combine == "sum" else 0)
 
     @property
     def touched(self) -> int:

@@ -40,6 +40,12 @@ def test_a_sum_needs_the_same_memory_for_any_number_of_clients():
     assert many.touched == 1000 * few.touched
 
 
+def test_a_server_of_nodes_holds_the_uploads_of_a_round_whatever_it_needs_of_them():
+    summed, each = (costs(settings, fp.Logistic(), 1000, 10**4, 0.1) for settings in (fp.FedADMM(), fp.FedEPM()))
+    assert summed.memory_flower - summed.memory == (10**3 - 1) * 4 * 1000  # a stream has one of them
+    assert each.memory_flower == each.memory
+
+
 @pytest.mark.parametrize("settings", [fp.FedEPM(), fp.FedPDM(memory=True)], ids=["fedepm", "fedpdm"])
 def test_what_needs_every_message_keeps_one_of_each_client(settings):
     found = costs(settings, fp.Logistic(), 1000, 10**4, 0.1)

@@ -6,11 +6,14 @@ import contextlib
 import os
 import random
 import sqlite3
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from fedpact.experiment import build, read
+from fedpact.flower.local import Local
 from fedpact.run import execute
 
 #: In how many runs faults strike, each at other moments; `make drills-network` has three.
@@ -137,6 +140,28 @@ def begun():
     say = lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
     say(f"seed {seed}")
     return random.Random(seed), say
+
+
+def harmed(experiment, folder, seconds, say, harm):
+    """Run an experiment over nodes a and b, to folder/run, while `harm(federation, ended)` strikes in a thread of its
+    own; `ended` is set once the run has ended. The federation, of which no process is left.
+    """
+    path, ended = folder / "drill.toml", threading.Event()
+    path.write_text(experiment)
+    with ThreadPoolExecutor(1) as pool:
+        with Local(folder / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
+            harming = pool.submit(harm, federation, ended)
+            try:
+                federation.finish(path, folder / "run", seconds, say)
+            finally:
+                ended.set()
+        harming.result()
+    assert federation.processes_of() == []
+    return federation
+
+
+def lines_of(path):
+    return path.read_text(errors="replace").splitlines() if path.is_file() else []
 
 
 def warned(federation):

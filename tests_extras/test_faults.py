@@ -9,9 +9,7 @@ import re
 import signal
 import sqlite3
 import subprocess
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +18,21 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
-from helpers_federation import MOMENTS, begun, calm, flower, same, simulated, simulated_calm, text, warned
+from helpers_federation import (
+    MOMENTS,
+    begun,
+    calm,
+    flower,
+    harmed,
+    lines_of,
+    same,
+    simulated,
+    simulated_calm,
+    text,
+    warned,
+)
 
 from fedpact.flower.links import SILENCE
-from fedpact.flower.local import Local
 from fedpact.run import Run
 
 #: Seconds that a fault waits for a process to strike.
@@ -165,40 +174,30 @@ EARLY = (kill_node, kill_resident, kill_relay, kill_superlink, kill_server_app)
 EVERY = "evaluate_every = 2"
 
 
-def harmed(faults, folder, rounds, seconds, rng, say):
+def drilled(faults, folder, rounds, seconds, rng, say):
     """A run with these faults, each at a random moment of a round after the one in which the last one struck.
 
     The first strikes before round 1, once a node is asked anything: nodes are gathered, and agree on their features.
     """
-    path, run, ended = folder / "drill.toml", folder / "run", threading.Event()
-    path.write_text(text("fedadmm", f"{flower()}\n{EVERY}", rounds=rounds))
-    told = Told(say)
+    run, told = folder / "run", Told(say)
 
-    with ThreadPoolExecutor(1) as pool:
-        with Local(folder / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
+    def harm(federation, ended):
+        done = lambda: max(len(lines_of(run / "history.csv")) - 2, 0)
+        for k, fault in enumerate(faults):
+            before = done()
+            while not (done() > before if k else federation.processes_of("a", "flwr-clientapp")):
+                assert not ended.wait(0.1), f"the run ended before {fault.__name__}"
+            after = done()
+            delay = rng.uniform(0, 20 if after % 2 else 10)  # a round with telemetry takes twice as long
+            assert not ended.wait(delay), f"the run ended before {fault.__name__}"
+            told.strike(fault, f"{delay:.1f} s after {f'round {after}' if k else 'the start'}")
+            told(f"{fault.__name__}: {fault(federation)}")
 
-            def harm():
-                done = lambda: max(len(_lines(run / "history.csv")) - 2, 0)
-                for k, fault in enumerate(faults):
-                    before = done()
-                    while not (done() > before if k else federation.processes_of("a", "flwr-clientapp")):
-                        assert not ended.wait(0.1), f"the run ended before {fault.__name__}"
-                    after = done()
-                    delay = rng.uniform(0, 20 if after % 2 else 10)  # a round with telemetry takes twice as long
-                    assert not ended.wait(delay), f"the run ended before {fault.__name__}"
-                    told.strike(fault, f"{delay:.1f} s after {f'round {after}' if k else 'the start'}")
-                    told(f"{fault.__name__}: {fault(federation)}")
-
-            harming = pool.submit(harm)
-            try:
-                federation.finish(path, run, seconds, told)
-            finally:
-                ended.set()
-        harming.result()
-    assert federation.processes_of() == []
+    experiment = text("fedadmm", f"{flower()}\n{EVERY}", rounds=rounds)
+    federation = harmed(experiment, folder, seconds, told, harm)
     for line in warned(federation):
         told.at(line[:8], f"in the run's log: {line.partition('fedpact: ')[2]}")
-    for line in _lines(federation.folder / "state" / "a" / "node.log"):
+    for line in lines_of(federation.folder / "state" / "a" / "node.log"):
         if "was lost" in line:
             told.at(line[11:19], f"in the node's log: {line[20:]}")
     for fault in faults:
@@ -238,16 +237,12 @@ class Told:
         return [line for when, line in self.said if since <= when <= until]
 
 
-def _lines(path):
-    return path.read_text(errors="replace").splitlines() if path.is_file() else []
-
-
 @pytest.mark.parametrize("moment", range(MOMENTS))
 def test_one_fault_of_each_kind_in_one_run_and_it_ends_as_an_undisturbed_one(moment, tmp_path):
     rng, say = begun()
     early = rng.choice(EARLY)
     faults = [early, *rng.sample([fault for fault in FAULTS if fault is not early], len(FAULTS) - 1)]
-    harmed(faults, tmp_path, 2 * len(FAULTS), 1800, rng, say)
+    drilled(faults, tmp_path, 2 * len(FAULTS), 1800, rng, say)
 
 
 #: Seconds of the deadline that a node hangs past.
@@ -262,32 +257,22 @@ def test_a_node_that_hangs_is_left_out_by_the_deadline_and_takes_part_again_once
     objective ends within 1e-6 of an undisturbed one's.
     """
     (rng, say), rounds, run = begun(), 10, tmp_path / "run"
-    path, ended = tmp_path / "drill.toml", threading.Event()
-    path.write_text(calm(rounds, 1, flower(deadline=DEADLINE, quorum=0.5)))
-    missing = lambda: sum(float(row["missing"] or 0) for row in csv.DictReader(_lines(run / "history.csv")))
-    with ThreadPoolExecutor(1) as pool:
-        with Local(tmp_path / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
+    missing = lambda: sum(float(row["missing"] or 0) for row in csv.DictReader(lines_of(run / "history.csv")))
 
-            def harm():
-                after, delay, longer = rng.randrange(3), rng.uniform(0, 10), rng.uniform(0, 10)
-                while len(_lines(run / "history.csv")) < after + 2:
-                    assert not ended.wait(0.1), "the run ended before node a was stopped"
-                time.sleep(delay)
-                with _stopped(lambda: federation.processes_of("a")):
-                    say(f"node a is stopped, {delay:.1f} s after round {after}")
-                    before = missing()
-                    while missing() == before:
-                        assert not ended.wait(0.1), "the run ended, and node a was not missing"
-                    time.sleep(longer)
-                say(f"node a goes on, {longer:.1f} s after a round went on without it")
+    def harm(federation, ended):
+        after, delay, longer = rng.randrange(3), rng.uniform(0, 10), rng.uniform(0, 10)
+        while len(lines_of(run / "history.csv")) < after + 2:
+            assert not ended.wait(0.1), "the run ended before node a was stopped"
+        time.sleep(delay)
+        with _stopped(lambda: federation.processes_of("a")):
+            say(f"node a is stopped, {delay:.1f} s after round {after}")
+            before = missing()
+            while missing() == before:
+                assert not ended.wait(0.1), "the run ended, and node a was not missing"
+            time.sleep(longer)
+        say(f"node a goes on, {longer:.1f} s after a round went on without it")
 
-            harming = pool.submit(harm)
-            try:
-                federation.finish(path, run, 600, say)
-            finally:
-                ended.set()
-        harming.result()
-    assert federation.processes_of() == []
+    federation = harmed(calm(rounds, 1, flower(deadline=DEADLINE, quorum=0.5)), tmp_path, 600, say, harm)
     lines = warned(federation)
     for line in lines:
         say(f"in the run's log: {line}")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
-from helpers_federation import MOMENTS, PARTIES, begun, same, simulated, text, warned
-from test_faults import _hit, _lines, kill_server_app
+from helpers_federation import MOMENTS, PARTIES, begun, harmed, lines_of, same, simulated, text, warned
+from test_faults import _hit, kill_server_app
 
-from fedpact.flower.local import Local
 from fedpact.run import Run
 
 #: Seconds after a round, or after the start, in which a fault strikes: a round is six questions, each of three or so.
@@ -50,40 +47,29 @@ def test_parties_and_the_server_are_killed_and_the_run_ends_as_an_undisturbed_on
 
     The first fault is while the parties agree on their columns and keys; each other one in a round of its own.
     """
-    (rng, say), path, run = begun(), tmp_path / "drill.toml", tmp_path / "run"
+    (rng, say), run, said = begun(), tmp_path / "run", []
     parties = rng.sample(["a", "b"], 2)
     faults = rng.sample([(kill_party, parties[0]), (kill_node, parties[1]), (kill_server, "")], 3)
-    path.write_text(text("vertical_ssca", PARTIES, rounds=len(faults)))
-    said, ended = [], threading.Event()
 
     def tell(line):
         said.append(line)
         say(line)
 
-    with ThreadPoolExecutor(1) as pool:
-        with Local(tmp_path / "federation", {"a": {"client": 0}, "b": {"client": 1}}) as federation:
+    def harm(federation, ended):
+        for k, (fault, party) in enumerate(faults):
+            reached = lambda k=k: len(lines_of(run / "history.csv")) >= k + 2
+            while not (reached() if k else federation.processes_of("a", "flwr-clientapp")):
+                assert not ended.wait(0.1), f"the run ended before {fault.__name__}"
+            delay, name = rng.uniform(0, SPAN), f"{fault.__name__} {party}".strip()
+            time.sleep(delay)
+            tell(f"{name}, {delay:.1f} s after {f'round {k}' if k else 'the start'}")
+            tell(f"{name}: {fault(federation, party)}")
 
-            def harm():
-                for k, (fault, party) in enumerate(faults):
-                    reached = lambda k=k: len(_lines(run / "history.csv")) >= k + 2
-                    while not (reached() if k else federation.processes_of("a", "flwr-clientapp")):
-                        assert not ended.wait(0.1), f"the run ended before {fault.__name__}"
-                    delay, name = rng.uniform(0, SPAN), f"{fault.__name__} {party}".strip()
-                    time.sleep(delay)
-                    tell(f"{name}, {delay:.1f} s after {f'round {k}' if k else 'the start'}")
-                    tell(f"{name}: {fault(federation, party)}")
-
-            harming = pool.submit(harm)
-            try:
-                federation.finish(path, run, 1200, tell)
-            finally:
-                ended.set()
-        harming.result()
-    assert federation.processes_of() == []
+    federation = harmed(text("vertical_ssca", PARTIES, rounds=len(faults)), tmp_path, 1200, tell, harm)
     for line in warned(federation):
         tell(f"in the run's log: {line}")
     for party in parties:
-        for line in _lines(federation.folder / "state" / party / "node.log"):
+        for line in lines_of(federation.folder / "state" / party / "node.log"):
             if "was lost" in line:
                 tell(f"in the log of {party}: {line}")
     for fault, party in faults:

@@ -88,6 +88,11 @@ class Sum(Protocol):
         """Who is left out for an answer that is not right, and why."""
         ...
 
+    @property
+    def left(self) -> dict[int, str]:
+        """Who had answered and is left out though nothing of its was refused, and why."""
+        ...
+
     def ask(self, questions: Mapping[int, Message], deadline: float, enough: Enough, patience: float) -> dict[int, Any]:
         """The link's answers to these questions, which invite to the sum."""
         ...
@@ -340,7 +345,7 @@ class FlowerEngine:
         who = who or list(endless)
         if masked is not None:
             total, who = masked.total() if finite else (nothing(leaves), everyone)
-            why |= masked.refused
+            why |= masked.left | masked.refused
         count = len(who)
         if total is None:
             raise ClientError(f"round {t}, measure: nobody answered within {self.patience:g} s. Resume the run.")

@@ -57,7 +57,9 @@ class Round:
     def decisions(self, ids: Sequence[int]) -> dict[str, list[tuple[int, str]]]:
         """Under the column of the history that counts it, what became of the cohort `ids`: who, and why."""
         on_time, out = set(self.came) - set(self.used), self.engine._running["out"]
-        silent = lambda i: "its state was lost in an earlier round" if i in out else "no answer by the deadline"
+        known = dict.fromkeys(out, "its state was lost in an earlier round")
+        known |= {} if self.sum is None else self.sum.left
+        silent = lambda i: known.get(i, "no answer by the deadline")
         return {
             "missing": [(i, silent(i)) for i in ids if i not in on_time and i not in self.refused],
             "refused_uploads": list(self.refused.items()),

@@ -147,12 +147,14 @@ class Sums:
 class Sum:
     """One sum: `ask` invites with a question, `add` takes each answer to it, `total` does the rest.
 
-    `least` is how many must stay; `refused` says what clients were left out for whose answers were not right.
+    `least` is how many must stay; `refused` says what clients were left out for whose answers were not right, `left`
+    why others were that had answered the invitation.
     """
 
     def __init__(self, sums: Sums, purpose: str, t: int, clients: tuple[int, ...], leaves: Sequence[Any]) -> None:
         self._sums, self.purpose, self.t, self.clients, self.leaves = sums, purpose, t, clients, leaves
         self.refused: dict[int, str] = {}
+        self.left: dict[int, str] = {}
         self._before: dict[tuple[int, ...], set[int]] = {}  # over whom these were to be opened: who knows of it
         self._questions: dict[int, Message] = {}
         self._begin(all(i in sums.ahead for i in clients))
@@ -227,6 +229,7 @@ class Sum:
         for i in questions:
             if i not in answers:
                 self._log(i, "", "no answer by the deadline; left out")
+                self.left[i] = "the sum was opened without it: no answer when all were asked again"
                 continue
             try:
                 self.add(i, usable(answers[i]))
@@ -265,7 +268,8 @@ class Sum:
                     "Start those that are missing, and resume."
                 )
             for i in sorted(set(self._added) - set(who)):
-                self._log(i, "", "left out: the sum was opened without it, before it was asked for again.")
+                self.left[i] = "the sum was opened without it, before it was asked for again"
+                self._log(i, "", f"left out: {self.left[i]}.")
             return who
         return ()
 
@@ -281,8 +285,11 @@ class Sum:
         questions = {i: Message(kind, {**session, **values}) for i, values in told.items()}
         answers = sums.link.ask(questions, sums.deadline, min(enough, len(questions)), sums.patience)
         for i in questions:
-            if i not in answers:
+            if i not in answers and kind == "mask_reveal":
+                self._log(i, kind, "no answer by the deadline; it is in the sum")
+            elif i not in answers:
                 self._log(i, kind, "no answer by the deadline; left out")
+                self.left[i] = f"the sum was opened without it: no answer to {kind} by the deadline"
         came = {i: answers[i] for i in questions if i in answers}
         self._take(came, lambda i, answer: read(i, usable(answer)), enough, kind)
 
