@@ -40,6 +40,10 @@ class Trial(NamedTuple):
     outcome: str
 
 
+#: What stands around a trial: its changes, its rounds, and what runs it.
+Keep = Callable[[dict[str, Any], int, Callable[[], Trial]], Trial]
+
+
 class Tuned(NamedTuple):
     """The best settings, their score, and every trial on the way."""
 
@@ -76,9 +80,13 @@ def tune(
     seed: int = 0,
     budget: int | None = None,
     on_trial: Callable[[Trial], None] | None = None,
+    keep: Keep | None = None,
     **options: Any,
 ) -> Tuned:
-    """The best of a grid over `settings`, by the protocol at the top of this module; options are those of `run`."""
+    """The best of a grid over `settings`, by the protocol at the top of this module; options are those of `run`.
+
+    `keep(changes, rounds, compute)` may answer for a trial that was run before, so that a tuning can go on.
+    """
     require_one_of("method", method, METHODS)
     require_positive_int("rounds", rounds)
     require(len(grid) > 0 and all(len(v) > 0 for v in grid.values()), "grid", "values for at least one setting", grid)
@@ -97,9 +105,14 @@ def tune(
     for count, length in plan:
         scored = []
         for index in order[:count]:
-            result = run(made[index], problem, federation, rounds=length, seed=seed, **options)
-            uninterrupted(result, f"{len(trials)} trials were done before it; a tuning starts anew.")
-            trial = Trial(candidates[index], length, _score(result, metric), result.outcome)
+
+            def compute(index: int = index, length: int = length) -> Trial:
+                result = run(made[index], problem, federation, rounds=length, seed=seed, **options)
+                after = "a tuning starts anew" if keep is None else "they are kept"
+                uninterrupted(result, f"{len(trials)} trials were done before it; {after}.")
+                return Trial(candidates[index], length, _score(result, metric), result.outcome)
+
+            trial = compute() if keep is None else keep(candidates[index], length, compute)
             trials.append(trial)
             scored.append((trial.score, index))
             if on_trial is not None:

@@ -173,6 +173,28 @@ def test_on_trial_sees_every_trial_as_it_ends(faked):
     assert seen == tuned.trials
 
 
+def test_trials_that_are_kept_are_not_run_again(faked):
+    """A tuning that was cut after its third trial goes on with the fourth, and ends as one that was not."""
+    faked(lambda s, r: s)
+    whole = search([4, 1, 3, 2], rounds=9)
+    runner, kept = faked(lambda s, r: s), {}
+
+    def keep(changes, rounds, compute):
+        key = (*changes.values(), rounds)
+        if key not in kept:
+            if len(kept) == 3 and not kept.setdefault("cut", None):
+                kept["cut"] = True
+                raise MemoryError
+            kept[key] = compute()
+        return kept[key]
+
+    with pytest.raises(MemoryError):
+        search([4, 1, 3, 2], rounds=9, keep=keep)
+    done = len(runner.calls)
+    assert search([4, 1, 3, 2], rounds=9, keep=keep) == whole
+    assert (done, len(runner.calls)) == (3, len(whole.trials))
+
+
 def test_a_wrong_candidate_is_refused_before_the_first_run(faked):
     runner = faked(lambda s, r: s)
     with pytest.raises(InvalidArgument, match="scale must be above 0, got 0"):

@@ -40,7 +40,7 @@ from fedpact.engines import HostEngine
 from fedpact.papers.study import Study, whole_lines
 from fedpact.problems import CNN1, CNN2
 from fedpact.run import run, uninterrupted
-from fedpact.tune import rungs, tune
+from fedpact.tune import Trial, rungs, tune
 
 RATES, RHOS = (0.01, 0.1, 0.2, 0.5), (0.001, 0.01, 0.1, 1.0)
 PARTICIPATION, TUNE_ROUNDS, MOST = 0.1, 5, 100
@@ -245,16 +245,24 @@ def chosen(study: Study, results: Results, entry: Entry) -> tuple[Settings, floa
     if done:
         return _with(entry.settings, {name: done[0].settings[name] for name in grid}), 0.0
 
-    def search() -> dict[str, Any]:
-        begun = time.perf_counter()
-        options: dict[str, Any] = {"participation": PARTICIPATION, "metric": "test_accuracy", "rounds": TUNE_ROUNDS}
-        options["engine"] = cell.engine
-        found = tune(entry.settings, cell.problem, cell.federation(0), grid, **options)
-        best = {name: found.settings.to_dict()[name] for name in grid}
-        return {"best": best, "hours": (time.perf_counter() - begun) / 3600, "trials": found.table()}
+    hours = 0.0
 
-    told = study.cell(search, f"tuning {entry.label} on {cell.name}", grid=grid, settings=_plain(entry.settings))
-    return _with(entry.settings, told["best"]), told["hours"]
+    def keep(changes: dict[str, Any], rounds: int, compute: Callable[[], Trial]) -> Trial:
+        nonlocal hours
+
+        def timed() -> dict[str, Any]:
+            begun = time.perf_counter()
+            trial = compute()
+            return {"score": trial.score, "outcome": trial.outcome, "hours": (time.perf_counter() - begun) / 3600}
+
+        what = f"trial of {entry.label} on {cell.name}: {changes}, {rounds} rounds"
+        told = study.cell(timed, what, settings=_plain(_with(entry.settings, changes)))
+        hours += told["hours"]
+        return Trial(changes, rounds, told["score"], told["outcome"])
+
+    options: dict[str, Any] = {"participation": PARTICIPATION, "metric": "test_accuracy", "rounds": TUNE_ROUNDS}
+    found = tune(entry.settings, cell.problem, cell.federation(0), grid, keep=keep, engine=cell.engine, **options)
+    return found.settings, hours
 
 
 def _with(settings: Settings, changes: dict[str, Any]) -> Settings:

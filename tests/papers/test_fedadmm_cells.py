@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fedpact import data, papers
+from fedpact import tune as tune_module
 from fedpact.algorithms import FedADMM, FedAvg, FedSGD
 from fedpact.core.errors import InvalidArgument, UnknownName
 from fedpact.core.stop import Outcome, Target
@@ -235,6 +236,34 @@ def test_a_run_that_was_cut_goes_on_from_its_checkpoint(study, results, monkeypa
     assert saved[-1] > 0, "it did not begin anew"
     assert [row["accuracies"] for row in results.rows] == [row["accuracies"] for row in whole.rows]
     assert list((results.path.parent / "under-way").iterdir()) == []
+
+
+def test_a_tuning_that_was_cut_goes_on_with_the_trials_it_has(study, tmp_path, results, monkeypatch):
+    """A real one, of four rates for two rounds and two for five: cut in its third trial, its hours are of all."""
+    entry = Entry(CELL, "FedADMM", FedADMM(batch=5, epochs=1), tuned=True)
+    x, y = np.random.default_rng(0).normal(size=(200, 5)), np.arange(200) % 2
+    dataset = dataclasses.replace(data.from_arrays(x, y), test=np.arange(50))
+    monkeypatch.setattr(Cell, "federation", lambda self, seed: dataset.split(clients=20, seed=seed))
+    monkeypatch.setattr(Cell, "problem", property(lambda self: TwoLayer(inputs=5, hidden=3, classes=2)))
+    run, runs = tune_module.run, []
+
+    def cut(settings, *args, **options):
+        runs.append((settings.rate, options["rounds"]))
+        if len(runs) == 3:
+            raise MemoryError
+        return run(settings, *args, **options)
+
+    monkeypatch.setattr(tune_module, "run", cut)
+    with pytest.raises(MemoryError):
+        cells.chosen(study, results, entry)
+    again = Study(tmp_path / "table3", tmp_path / "cells.jsonl", True, "now")
+    settings, hours = cells.chosen(again, results, entry)
+    rates = [rate for rate, rounds in runs if rounds == 2]
+    assert rates == [0.01, 0.1, 0.2, 0.2, 0.5], "only the one that was cut is run again"
+    assert len([rounds for _, rounds in runs if rounds == 5]) == 2
+    assert settings.rate in cells.RATES
+    assert cells.chosen(again, results, entry) == (settings, hours), "what is kept has its hours"
+    assert hours > 0
 
 
 # Tables and claims
