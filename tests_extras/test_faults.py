@@ -245,8 +245,9 @@ def test_one_fault_of_each_kind_in_one_run_and_it_ends_as_an_undisturbed_one(mom
     drilled(faults, tmp_path, 2 * len(FAULTS), 1800, rng, say)
 
 
-#: Seconds of the deadline that a node hangs past.
-DEADLINE = 20
+#: Seconds of the deadline that a node hangs past: well above an exchange on a busy machine (25 s were seen), or a node
+#: that goes on would be late with every answer.
+DEADLINE = 60
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
@@ -272,7 +273,7 @@ def test_a_node_that_hangs_is_left_out_by_the_deadline_and_takes_part_again_once
             time.sleep(longer)
         say(f"node a goes on, {longer:.1f} s after a round went on without it")
 
-    federation = harmed(calm(rounds, 1, flower(deadline=DEADLINE, quorum=0.5)), tmp_path, 600, say, harm)
+    federation = harmed(calm(rounds, 1, flower(deadline=DEADLINE, quorum=0.5)), tmp_path, 900, say, harm)
     lines = warned(federation)
     for line in lines:
         say(f"in the run's log: {line}")
