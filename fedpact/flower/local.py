@@ -46,8 +46,9 @@ address = "{address}"
 root-certificates = {authority}
 """
 #: Becomes the command after its first argument, the starting process; ends when that one does, however it does (Linux).
+#: By SIGKILL: at SIGTERM a SuperLink waits for its server apps, and they for it. What it started ends without it.
 TIED = """import ctypes, os, sys
-getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)(1, 15)
+getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)(1, 9)
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])"""
 #: Seconds until a run that was submitted must have a server app, and without one until it counts as lost.
