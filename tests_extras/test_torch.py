@@ -431,6 +431,23 @@ def test_bad_modules(make, said, federation):
         fp.run(fp.FedSGD(), TorchNetwork(make, shape=(1, 4, 4), classes=3), federation, rounds=1)
 
 
+class Joining(torch.nn.Module):
+    """Of one colour: views what is made of the images alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = of_images()
+
+    def forward(self, images):
+        twice = torch.cat([images, images], dim=1).view(len(images), -1)
+        return self.layers[2](twice) + self.layers(images)
+
+
+def test_a_module_that_views_what_it_made_of_one_colour(federation):
+    problem = TorchNetwork(Joining, shape=(1, 4, 4), classes=3)
+    assert fp.run(fp.FedAvg(epochs=1, step=0.1, batch=6), problem, federation, rounds=1).history.rounds == 1
+
+
 def test_what_needs_jax_is_refused(federation):
     options = {"rounds": 1}
     with pytest.raises(InvalidArgument, match=r"^make must be a function that returns an nn\.Module, got None"):

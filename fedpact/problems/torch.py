@@ -95,7 +95,7 @@ class TorchClassifier(Classifier):
             return usual
         try:
             with torch.random.fork_rng():
-                images = torch.zeros(2, *self.shape).contiguous(memory_format=wanted)
+                images = torch.zeros(2, *self.shape).clone(memory_format=wanted)  # as `_laid`
                 module.to(memory_format=wanted)(images).sum().backward()
         except Exception:  # whatever it is: `check` tells what the usual layout does with it
             return usual
