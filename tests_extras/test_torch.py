@@ -431,9 +431,7 @@ def test_bad_modules(make, said, federation):
         fp.run(fp.FedSGD(), TorchNetwork(make, shape=(1, 4, 4), classes=3), federation, rounds=1)
 
 
-class Joining(torch.nn.Module):
-    """Of one colour: views what is made of the images alone."""
-
+class FailsInTraining(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = of_images()

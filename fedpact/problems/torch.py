@@ -103,12 +103,15 @@ class TorchClassifier(Classifier):
 
     @cached_property
     def draws(self) -> bool:
-        """Whether the module draws in training, as Dropout does."""
+        """Whether the module draws in training, as Dropout does; one that fails may, and training tells why."""
         import torch
 
         with torch.random.fork_rng(), torch.no_grad():
             before = torch.random.get_rng_state()
-            self.module.train()(self._laid(torch.zeros(2, *self.shape)))
+            try:
+                self.module.train()(self._laid(torch.zeros(2, *self.shape)))
+            except Exception:
+                return True
             return not torch.equal(before, torch.random.get_rng_state())
 
     def side_by_side(self, f: Callable[[Any], Any], items: Sequence[Any], count: int) -> Iterator[Any]:
@@ -155,10 +158,10 @@ class TorchClassifier(Classifier):
     def _load(self, w: Vector) -> None:
         import torch
 
-        parameters = dict(self.module.named_parameters())
+        named = self._named(w)
         with torch.no_grad():
-            for name, a in self._named(w).items():
-                parameters[name].copy_(_tensor(a))
+            for name, p in self.module.named_parameters():  # every one: none is left of another client
+                p.copy_(_tensor(named[name]))
 
     def _laid(self, images: Any) -> Any:
         return images.clone(
