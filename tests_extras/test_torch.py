@@ -467,3 +467,10 @@ def test_what_needs_jax_is_refused(federation):
             InvalidArgument, match=r"^solver must be sgd or gd without accuracy for a problem that is not"
         ):
             fp.run(settings, THEIRS, federation, **options)
+def test_modules_are_made_without_the_user_s_draws(federation):
+    state = torch.random.get_rng_state()
+    problem = TorchNetwork(two_layers, shape=(1, 4, 4), classes=3)
+    fp.run(fp.FedAvg(epochs=1, step=0.1), problem, federation, rounds=1, engine=HostEngine(at_once=2))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+

@@ -68,7 +68,8 @@ class TorchClassifier(Classifier):
     def _checked(self) -> Any:
         import torch
 
-        module = self._made()
+        with torch.random.fork_rng():  # what it starts from is written over: the user's own draws are left alone
+            module = self._made()
         require(isinstance(module, torch.nn.Module), "make", "a function that returns an nn.Module", module)
         for name, p in module.named_parameters():
             if not p.dtype.is_floating_point:
