@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import threading
 
 import jax
@@ -286,6 +288,104 @@ def test_a_client_that_fails_among_others_is_named(federation, monkeypatch):
         fp.run(fp.FedAvg(epochs=1, step=0.1), THEIRS, federation, rounds=2, engine=HostEngine(at_once=2))
 
 
+def test_what_fails_half_way_leaves_nothing_behind(federation):
+    """Neither a thread, nor a module that is not taken again, nor one core for the threads to come."""
+    problem = TorchNetwork(two_layers, shape=(1, 4, 4), classes=3)
+    taken = []
+
+    def failing(item):
+        taken.append(id(problem.module))
+        raise OSError("no more")
+
+    threads, cores, later = threading.active_count(), torch.get_num_threads(), []
+    for _ in range(3):
+        with pytest.raises(OSError, match="no more"):
+            list(problem.side_by_side(failing, range(4), 2))
+    assert len(set(taken)) <= 2
+    assert not problem._modules
+    assert threading.active_count() == threads
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert later == [cores]
+
+
+def test_a_round_whose_answers_cannot_be_taken_ends_its_threads(federation, monkeypatch):
+    """Though the error is kept, and with it whoever asked the clients: those that are waiting do not step."""
+    seen, threads = seen_threads(monkeypatch), threading.active_count()
+
+    def full(each, combine):
+        next(each)
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("fedpact.engines.host.collected", full)
+    with pytest.raises(MemoryError) as kept:
+        fp.run(fp.FedAvg(epochs=40, step=0.1, batch=1), THEIRS, federation, rounds=1, engine=HostEngine(at_once=2))
+    assert kept.value.args == ("no room",)
+    assert threading.active_count() == threads
+    assert len(seen) - 1 < federation.clients
+
+
+def test_two_rounds_at_once_have_modules_of_their_own():
+    """A user's second thread with the same problem: neither takes what the other works with."""
+    problem = TorchNetwork(two_layers, shape=(1, 4, 4), classes=3)
+    begun, ended = threading.Barrier(3), threading.Event()
+    same = []
+
+    def slow(_):
+        mine = problem.module
+        begun.wait(10)
+        ended.wait(10)
+        same.append(problem.module is mine)
+        return id(mine)
+
+    first: list[int] = []
+    thread = threading.Thread(target=lambda: first.extend(problem.side_by_side(slow, range(2), 2)))
+    thread.start()
+    begun.wait(10)
+    second = list(problem.side_by_side(lambda _: id(problem.module), range(2), 2))
+    ended.set()
+    thread.join()
+    assert same == [True, True]
+    assert not set(first) & set(second)
+
+
+@pytest.mark.parametrize("sharing", ["module", "tensor"])
+def test_modules_that_share_parameters_are_refused(sharing, federation):
+    """Side by side they would write into one another."""
+    there = two_layers()
+
+    def tied():
+        module = two_layers()
+        module[1].bias = torch.nn.Parameter(there[1].bias.detach())
+        return module
+
+    make = {"module": lambda: there, "tensor": tied}[sharing]
+    said = r"^make must be a function whose modules share no parameters, got \['1\..*copy\.deepcopy\(module\)"
+    with pytest.raises(InvalidArgument, match=said):
+        fp.run(fp.FedSGD(), TorchNetwork(make, shape=(1, 4, 4), classes=3), federation, rounds=1)
+    problem = TorchNetwork(lambda: copy.deepcopy(there), shape=(1, 4, 4), classes=3)
+    problem.check(federation)
+    np.testing.assert_array_equal(problem.init(16, np.float32).tree["1.bias"], there[1].bias.detach().numpy())
+
+
+def test_a_machine_that_does_not_tell_its_cores(federation, monkeypatch):
+    """macOS and Windows."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    _, data = HostEngine().load([federation], np.float32, native=THEIRS)
+    assert data.at_once == os.cpu_count()
+
+
+def test_copies_have_modules_of_their_own():
+    problem = fp.TorchCNN1(hidden=3)
+    used = problem.module
+    for one in (pickle.loads(pickle.dumps(problem)), copy.copy(problem), copy.deepcopy(problem)):
+        assert one == problem
+        assert hash(one) == hash(problem)
+        assert one.module is not used
+    assert problem.module is used
+
+
 def test_modules_that_draw_step_one_after_the_other(federation, monkeypatch):
     seen = seen_threads(monkeypatch)
     problem = TorchNetwork(dropping, shape=(1, 4, 4), classes=3)
@@ -331,6 +431,23 @@ def test_a_module_that_views_its_layers_gets_them_colour_by_colour(rows, federat
         np.testing.assert_allclose(a, plain.gradient(same, rows).tree[f"layers.{name}"], rtol=1e-4, atol=1e-6)
 
 
+class Joining(torch.nn.Module):
+    """Of one colour: views what is made of the images alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = of_images()
+
+    def forward(self, images):
+        twice = torch.cat([images, images], dim=1).view(len(images), -1)
+        return self.layers[2](twice) + self.layers(images)
+
+
+def test_a_module_that_views_what_it_made_of_one_colour(federation):
+    problem = TorchNetwork(Joining, shape=(1, 4, 4), classes=3)
+    assert fp.run(fp.FedAvg(epochs=1, step=0.1, batch=6), problem, federation, rounds=1).history.rounds == 1
+
+
 # Dropout, and parameters that nothing depends on
 
 
@@ -358,6 +475,13 @@ def test_dropout_is_off_where_it_is_measured_and_on_in_training_with_draws_from_
     trained(3)
     np.testing.assert_allclose(problem.predict(w, rows.x), plain.predict(same, rows.x), rtol=1e-6)
     assert torch.equal(torch.random.get_rng_state(), state), "the user's own draws are left alone"
+
+
+def test_modules_are_made_without_the_user_s_draws(federation):
+    state = torch.random.get_rng_state()
+    problem = TorchNetwork(two_layers, shape=(1, 4, 4), classes=3)
+    fp.run(fp.FedAvg(epochs=1, step=0.1), problem, federation, rounds=1, engine=HostEngine(at_once=2))
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 class Idle(torch.nn.Module):
@@ -429,6 +553,29 @@ def failing():
 def test_bad_modules(make, said, federation):
     with pytest.raises(InvalidArgument, match=said):
         fp.run(fp.FedSGD(), TorchNetwork(make, shape=(1, 4, 4), classes=3), federation, rounds=1)
+
+
+class FailsInTraining(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = two_layers()
+
+    def forward(self, images):
+        if self.training:
+            raise OSError("not in training")
+        return self.layers(images)
+
+
+def test_a_module_that_fails_in_training_is_told_with_client_and_stage(federation):
+    problem = TorchNetwork(FailsInTraining, shape=(1, 4, 4), classes=3)
+    with pytest.raises(ClientError, match=r"^round 0, client 0, client_step: OSError: not in training"):
+        fp.run(fp.FedAvg(epochs=1, step=0.1), problem, federation, rounds=1)
+
+
+def test_a_vector_of_another_module_is_refused(rows, start):
+    """What it does not have would be left of the client before."""
+    with pytest.raises(KeyError, match=r"3\.bias"):
+        THEIRS.value(Vector({name: a for name, a in start.tree.items() if name != "3.bias"}), rows)
 
 
 def test_what_needs_jax_is_refused(federation):

@@ -15,7 +15,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -156,7 +156,7 @@ class HostEngine:
             hint = "A problem that is not JAX's steps clients in threads (at_once) of one device."
             require(len(self._devices()) == 1, "devices", "1 here", self.devices, hint=hint)
             rows.native, rows.compile = native, lambda run: run
-            rows.at_once = 1 if native.draws else self.at_once or len(os.sched_getaffinity(0))
+            rows.at_once = 1 if native.draws else self.at_once or _cores()
         return np.arange(federations[0].clients)[None], rows
 
     def clients_of(self, data: Rows) -> Any:
@@ -225,7 +225,8 @@ class HostEngine:
         ids = [int(i) for i in np.flatnonzero(np.asarray(cohort.mask))]
         if not ids:
             return self._nobody(f, shared, data, clients, combine)
-        found = collected(self._each(f, shared, data, clients, ids, where), combine)
+        with contextlib.closing(self._each(f, shared, data, clients, ids, where)) as each:  # no thread outlives it
+            found = collected(each, combine)
         return stepped(ids, found.states, found, combine)
 
     def _nobody(self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, combine: str) -> Stepped:
@@ -253,8 +254,8 @@ class HostEngine:
 
     def total(self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, where: tuple[Any, str]) -> Any:
         """The sum of f(shared, batch, state) over all clients."""
-        each = self._each(f, shared, data, clients, range(len(data.index)), where)
-        return jax.tree.map(jnp.asarray, reduce(plus, (out for _, out in each), None))
+        with contextlib.closing(self._each(f, shared, data, clients, range(len(data.index)), where)) as each:
+            return jax.tree.map(jnp.asarray, reduce(plus, (out for _, out in each), None))
 
     def test(self, f: Callable[..., Any], w: Any, data: Rows) -> Any:
         """The sums of f(w, batch) over the dataset's own test rows, or None where it has none."""
@@ -317,7 +318,7 @@ class HostEngine:
 
     def _each(
         self, f: Callable[..., Any], shared: Any, data: Rows, clients: Store, ids: Sequence[int], where: Any
-    ) -> Iterator[tuple[int, Any]]:
+    ) -> Generator[tuple[int, Any], None, None]:
         """f for these clients, in order, as arrays of the host."""
         t, stage = where
         count = self._count(f, shared, data, clients, ids, stage)
@@ -399,6 +400,11 @@ class HostEngine:
         text = str(jax.make_jaxpr(f)(shared, self.one_client(data), clients.get(client)))
         shapes = hashlib.sha256(" ".join(re.findall(r"[a-z]+\d*\[[\d,]*\]", text)).encode()).hexdigest()[:16]
         return f"{jax.devices()[0].device_kind} x{os.cpu_count()} {shapes} rows {data.widths[-1]} {data.dtype}"
+
+
+def _cores() -> int:
+    """Those that this process may use; macOS and Windows do not tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gathered(x: Any, y: Any, index: Any, weight: Any, client: Any) -> Batch:

@@ -41,6 +41,10 @@ class TorchClassifier(Classifier):
         object.__setattr__(self, "_modules", {})
         object.__setattr__(self, "_spare", [])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: the settings. It makes modules of its own."""
+        return vars(self) | {"_modules": {}, "_spare": []}
+
     def _made(self) -> Any:
         raise NotImplementedError
 
@@ -62,13 +66,21 @@ class TorchClassifier(Classifier):
         """The module that this thread writes clients' parameters into."""
         thread = threading.get_ident()
         if thread not in self._modules:
-            self._modules[thread] = self._spare.pop() if self._spare else self._checked().to(memory_format=self._layout)
+            self._modules[thread] = self._free()
         return self._modules[thread]
+
+    def _free(self) -> Any:
+        """A module that no thread has."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return self._checked().to(memory_format=self._layout)
 
     def _checked(self) -> Any:
         import torch
 
-        module = self._made()
+        with torch.random.fork_rng():  # what it starts from is written over: the user's own draws are left alone
+            module = self._made()
         require(isinstance(module, torch.nn.Module), "make", "a function that returns an nn.Module", module)
         for name, p in module.named_parameters():
             if not p.dtype.is_floating_point:
@@ -95,7 +107,7 @@ class TorchClassifier(Classifier):
             return usual
         try:
             with torch.random.fork_rng():
-                images = torch.zeros(2, *self.shape).contiguous(memory_format=wanted)
+                images = torch.zeros(2, *self.shape).clone(memory_format=wanted)  # as `_laid`
                 module.to(memory_format=wanted)(images).sum().backward()
         except Exception:  # whatever it is: `check` tells what the usual layout does with it
             return usual
@@ -103,12 +115,15 @@ class TorchClassifier(Classifier):
 
     @cached_property
     def draws(self) -> bool:
-        """Whether the module draws in training, as Dropout does."""
+        """Whether the module draws in training, as Dropout does; one that fails may, and training tells why."""
         import torch
 
         with torch.random.fork_rng(), torch.no_grad():
             before = torch.random.get_rng_state()
-            self.module.train()(self._laid(torch.zeros(2, *self.shape)))
+            try:
+                self.module.train()(self._laid(torch.zeros(2, *self.shape)))
+            except Exception:
+                return True
             return not torch.equal(before, torch.random.get_rng_state())
 
     def side_by_side(self, f: Callable[[Any], Any], items: Sequence[Any], count: int) -> Iterator[Any]:
@@ -116,13 +131,24 @@ class TorchClassifier(Classifier):
         import torch
 
         cores = torch.get_num_threads()
-        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            try:
-                yield from pool.map(f, items)
-            finally:
-                torch.set_num_threads(cores)  # threads that begin later take what was set last
-        for thread in [one for one in self._modules if one != threading.get_ident()]:
-            self._spare.append(self._modules.pop(thread))
+        own = [self._free() for _ in range(min(count, len(items)))]  # here: `make` need not bear threads
+        free, threads = list(own), []
+
+        def begin() -> None:
+            torch.set_num_threads(1)
+            thread = threading.get_ident()
+            self._modules[thread] = free.pop()
+            threads.append(thread)
+
+        pool = ThreadPoolExecutor(len(own), initializer=begin)
+        try:
+            yield from pool.map(f, items)
+        finally:  # also where f fails, or nobody asks for the rest
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(cores)  # threads that begin later take what was set last
+            for thread in threads:
+                del self._modules[thread]
+            self._spare.extend(own)
 
     @property
     def dim(self) -> int:
@@ -139,6 +165,11 @@ class TorchClassifier(Classifier):
         super().check(federation)
         import torch
 
+        one, other = self._checked(), self._checked()
+        there = {p.data_ptr() for p in other.parameters()}
+        same = [name for name, p in one.named_parameters() if p.numel() and p.data_ptr() in there]
+        hint = "Clients step side by side, a module each: make=lambda: copy.deepcopy(module) copies one that there is."
+        require(not same, "make", "a function whose modules share no parameters", same, hint=hint)
         module, sizes = self.module.eval(), ", ".join(map(str, self.shape))
         try:
             with torch.no_grad():
@@ -155,10 +186,10 @@ class TorchClassifier(Classifier):
     def _load(self, w: Vector) -> None:
         import torch
 
-        parameters = dict(self.module.named_parameters())
+        named = self._named(w)
         with torch.no_grad():
-            for name, a in self._named(w).items():
-                parameters[name].copy_(_tensor(a))
+            for name, p in self.module.named_parameters():  # every one: none is left of another client
+                p.copy_(_tensor(named[name]))
 
     def _laid(self, images: Any) -> Any:
         return images.clone(
