@@ -172,7 +172,7 @@ def test_a_problem_with_a_name_is_saved_and_loaded(federation, tmp_path, monkeyp
     monkeypatch.delitem(PROBLEMS, "bare")
     with pytest.raises(
         UnknownName,
-        match=r"^problem of .+model\.bin must be one of .*, nonconvex_logistic, softmax, two_layer, got 'bare'",
+        match=r"^problem of .+model\.bin must be one of .*, nonconvex_logistic, softmax, .*two_layer, got 'bare'",
     ):
         fp.Model.load(path)
 
