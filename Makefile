@@ -44,7 +44,7 @@ test-extras: extras  # networks of PyTorch, Flax and Equinox; a Ray cluster; a F
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 tests_extras
 
 drills-network: extras  # a real federation, each fault at three random moments: processes killed and stopped, messages that are wrong, a full disk, masked sums; a Ray cluster's workers; parity in both precisions; the log is kept
-	{ FEDPACT_MOMENTS=3 $(BIN)/python -m pytest -n 3 --dist worksteal -vv -rP $(addprefix tests_extras/test_,flower.py faults.py messages.py secure_flower.py faults_vertical.py) && \
+	{ FEDPACT_MOMENTS=3 $(BIN)/python -m pytest -n 2 --dist worksteal -vv -rP $(addprefix tests_extras/test_,flower.py faults.py messages.py secure_flower.py faults_vertical.py) && \
 	FEDPACT_MOMENTS=3 $(BIN)/python -m pytest tests_extras/test_ray.py -k killed -s -vv --log-cli-level=WARNING; } | sed -u 's/\x1b\[33m(raylet).*//' | tee docs/drills.log
 
 check: dev
