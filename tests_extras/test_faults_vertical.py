@@ -15,8 +15,8 @@ from test_faults import _hit, kill_server_app
 
 from fedpact.run import Run
 
-#: Seconds after a round, or after the start, in which a fault strikes: a round is six questions, each of three or so.
-SPAN = 12.0
+#: Seconds after a round, or after the start, in which a fault strikes: a round is six questions, each of one or two.
+SPAN = 6.0
 
 
 def kill_party(federation, party):

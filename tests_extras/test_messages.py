@@ -43,8 +43,9 @@ REFUSED = {
 MESSAGES = ("not_finite", "wrong_shape", "earlier_round", "stale_state", "twice")
 #: Rounds between telemetry, which costs an exchange; and how many rounds everyone is there at the end, at least.
 EVERY, AFTER = 4, 3
-#: Rounds that a full disk may reach into: it fills in one, is noticed in that or the next, and emptied a little later.
-DISK = 4
+#: Rounds that a full disk may reach into: it fills in one, is noticed in that or the next, and emptied a little later;
+#: and the seconds that each of the two may take. A round is one or two seconds.
+DISK, FULL, FREED = 8, 3.0, 2.0
 
 
 def planned(names, width, rng):
@@ -64,7 +65,7 @@ def filled(run, disk, after, ended, rng, say):
     """Fill a disk at a random moment after so many rounds, keep it full until a round was refused for it, free it."""
     while not _rows(run)[after:] and not ended.wait(0.1):
         pass
-    delay, ballast = rng.uniform(0, 8), disk / "ballast"
+    delay, ballast = rng.uniform(0, FULL), disk / "ballast"
     time.sleep(delay)
     before = len(_rows(run))
     say(f"full_disk, {delay:.1f} s after round {after}, {fill(ballast)} bytes")
@@ -76,7 +77,7 @@ def filled(run, disk, after, ended, rng, say):
     while broken(disk) and time.monotonic() < until:
         time.sleep(0.1)  # it may be trying right now
     assert broken(disk) == []
-    delay = rng.uniform(0, 4)
+    delay = rng.uniform(0, FREED)
     time.sleep(delay)
     ballast.unlink()
     say(f"room again, {delay:.1f} s after the round was refused")

@@ -6,6 +6,7 @@
     vertical    data split by features: what a party does with its columns, its labels and its keys
     joined      files of such parties, joined by ids that nobody shows
     resident    the node's process, which outlives Flower's one process a message
+    warm        how Flower's process for a message starts in a moment
     client      the ClientApp: hands messages to the resident
     server      the ServerApp: waits for the nodes, agrees, runs the experiment
     links       how the engine's questions reach nodes: by Flower's grid, or in one process

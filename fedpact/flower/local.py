@@ -6,6 +6,7 @@
                                        federation NAME/NAME.key, in the folder that the node is sent)
     FOLDER/app/                        what `flwr run` sends: two lines of Python and the experiment's file
     FOLDER/flower/config.toml          where `flwr` finds the SuperLink
+    FOLDER/bin/                        first in the nodes' PATH: messages' processes that start in a moment (`warm`)
     FOLDER/superlink.db, logs/, state/ what the processes keep
     FOLDER/.lock                       held by the process that started them
 
@@ -30,6 +31,7 @@ from typing import Any
 
 from fedpact.core.errors import ClientError, InvalidArgument, require, the_extra
 from fedpact.core.files import make_folder, write_atomic
+from fedpact.flower import warm
 from fedpact.folder import LOCK, _locked
 
 NAME = "fedpact"
@@ -237,9 +239,17 @@ def quiet_environment(folder: Path) -> dict[str, str]:
 
 
 class Local:
-    """SuperLink and SuperNodes on loopback. `configs` are the nodes' configurations by name."""
+    """SuperLink and SuperNodes on loopback. `configs` are the nodes' configurations by name; `plain` for
+    processes as Flower has them, which start slowly and wait long (`warm`)."""
 
-    def __init__(self, folder: str | Path, configs: Mapping[str, Mapping[str, Any]], port: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        configs: Mapping[str, Mapping[str, Any]],
+        port: int | None = None,
+        *,
+        plain: bool = False,
+    ) -> None:
         the_extra("flwr", "flower")
         self.folder, self.configs = Path(folder).resolve(), dict(configs)
         for name in self.configs:
@@ -257,6 +267,7 @@ class Local:
             for name in self.configs:
                 make_node_key(self.folder, name)
             write_connection(self.folder, self.address)
+            self.commands = [] if plain else [warm.commands(self.folder)]
         except BaseException:
             self.lock.close()
             raise
@@ -275,14 +286,15 @@ class Local:
     # Processes
 
     def _launch(self, name: str, command: Sequence[str]) -> None:
-        program = str(Path(sys.executable).parent / command[0])
+        program, env = str(Path(sys.executable).parent / command[0]), quiet_environment(self.folder)
+        env |= {MARK: f"{self.folder}:{name}", "PATH": os.pathsep.join([*self.commands, env["PATH"]])}
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-S", "-c", TIED, str(os.getpid()), program, *command[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**quiet_environment(self.folder), MARK: f"{self.folder}:{name}"},
+                env=env,
                 cwd=self.folder,
                 start_new_session=True,
             )
@@ -350,10 +362,11 @@ class Local:
         """A SuperNode, with its own key, state and configuration."""
         config = {"name": name, "state": str(self.folder / "state" / name), **self.configs[name]}
         shown = " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())
+        near = [Path(sys.executable).name, "-P", "-m", warm.__name__, "--node"]
         self._launch(
             name,
             [
-                "flower-supernode",
+                *(near if self.commands else ["flower-supernode"]),
                 *("--superlink", self.address),
                 *("--root-certificates", str(self.folder / "ca.pem")),
                 *("--auth-supernode-private-key", str(self.folder / "nodes" / f"{key or name}.key")),

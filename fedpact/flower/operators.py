@@ -67,7 +67,9 @@ for argument in "$@"; do
   echo "arguments must be {keys} and a number, such as epsilon=3.0, got '$argument'. Correct it." >&2
   exit 1
 done
-{environment}trap 'trap "" INT TERM HUP; kill $CHILD 2> /dev/null; wait $CHILD; exit 143' INT TERM HUP
+{environment}# Messages' processes start in a moment with this; without it as Flower starts them.
+WARM=$(python3 -P -m fedpact.flower.warm --commands "$STATE" 2> /dev/null) && PATH="$WARM:$PATH"
+trap 'trap "" INT TERM HUP; kill $CHILD 2> /dev/null; wait $CHILD; exit 143' INT TERM HUP
 while :; do
   flower-supernode --superlink {host}:{port} --host 127.0.0.1 --port "$PORT" --root-certificates ca.pem \\
     --auth-supernode-private-key {name}.key --node-config "$CONFIG" &

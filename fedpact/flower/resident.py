@@ -25,6 +25,7 @@ from typing import Any
 
 from fedpact.core.errors import require_positive_int
 from fedpact.core.files import own_folder
+from fedpact.flower.warm import STARTER
 
 IDLE = 3600.0
 START = 120.0
@@ -107,7 +108,7 @@ def _connected(folder: Path, config: dict[str, Any]) -> socket.socket:
 
 def _start(folder: Path, config: dict[str, Any]) -> Any:
     own_folder(folder)
-    told = json.dumps({"config": config, "folder": str(folder), "parent": os.getppid()})
+    told = json.dumps({"config": config, "folder": str(folder), "parent": int(os.environ.get(STARTER, os.getppid()))})
     with (folder / "node.log").open("ab", buffering=0) as log:
         if _socket_path(folder).exists():  # one that ends by itself takes its socket away
             line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} the node's process was lost; another is started\n"
