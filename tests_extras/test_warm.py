@@ -26,8 +26,11 @@ import subprocess, sys
 for line in sys.stdin:
     subprocess.Popen(line.rstrip("\\n").split("\\t"))
 """
-#: A port of this machine at which nobody answers: a ClientApp tries it for as long as it lives.
-NOBODY = ["--runtime-api-address", "127.0.0.1:9", "--token", "none", "--insecure"]
+#: A port of this machine at which nobody answers: a ClientApp tries it for as long as its starter lives.
+NOBODY = ("--runtime-api-address", "127.0.0.1:9", "--token", "none", "--insecure", "--parent-pid")
+
+#: How Flower's own command looks.
+OWN = f"{sys.executable} {Path(sys.executable).parent / COMMAND}"
 
 
 class Starter:
@@ -42,13 +45,27 @@ class Starter:
             )
 
     def start(self, *arguments):
+        arguments = [*arguments, str(self.process.pid)] if arguments == NOBODY else arguments
         print("\t".join([*self.command, *arguments]), file=self.process.stdin, flush=True)
 
     def of(self, word):
         return [one for one in processes_of(self.folder, "a", word) if one != self.process.pid]
 
     def warm(self):
-        return self.of("fedpact.flower.warm --serve")
+        """The warm process, by its parent: a command's, or nobody any more; the forks' parent is the warm one."""
+        every = self.of("fedpact.flower.warm --serve")
+        return [one for one in every if parent(one) not in every]
+
+    def forks(self):
+        every = self.of("fedpact.flower.warm --serve")
+        return [one for one in every if parent(one) in every]
+
+
+def parent(process):
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 @pytest.fixture
@@ -57,7 +74,7 @@ def starter(tmp_path):
     yield made
     made.process.kill()
     made.process.wait()
-    until(lambda: processes_of(tmp_path) == [], 10)
+    until(lambda: processes_of(tmp_path) == [], 40)  # a ClientApp that finds nobody first waits to try again
 
 
 def until(holds, seconds=60):
@@ -68,41 +85,45 @@ def until(holds, seconds=60):
 
 
 def warmed(starter):
-    """The warm process, once it has forked for a command."""
+    """The warm process, which has forked for a command; that one and its fork."""
     starter.start("--help")
-    until(starter.warm)
-    (warm,) = starter.warm()
-    until(lambda: _ask(starter), 60)
-    return warm
+    until(lambda: "usage: flwr-clientapp" in starter.log.read_text() and not starter.of(COMMAND))
+    until(lambda: _ask(starter))
+    while True:  # a second warm process, of a command that found none, ends when it finds the first
+        seen = starter.warm(), starter.of(COMMAND), starter.forks()
+        if [len(one) for one in seen] == [1, 1, 1]:
+            return [process for (process,) in seen]
+        time.sleep(0.05)
 
 
 def _ask(starter):
     """A command was answered by a fork: without one it becomes Flower's own."""
     starter.start(*NOBODY)
     until(lambda: starter.of(COMMAND))
-    end = time.monotonic() + 5
+    end = time.monotonic() + 1
     while time.monotonic() < end:
-        if len(starter.warm()) > 1:
+        if starter.forks():
             return True
         time.sleep(0.02)
-    for process in starter.of(COMMAND):
-        os.kill(process, signal.SIGKILL)
+    kill(*starter.of(COMMAND))
     until(lambda: not starter.of(COMMAND))
     return False
 
 
+def kill(*processes):
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+
+
 def test_the_first_command_is_flower_s_own_and_later_ones_are_forks_that_end_with_theirs(starter):
-    warm = warmed(starter)
-    assert "usage: flwr-clientapp" in starter.log.read_text()
-    (command,), (fork,) = starter.of(COMMAND), set(starter.warm()) - {warm}
-    os.kill(command, signal.SIGKILL)
-    until(lambda: starter.warm() == [warm])
-    before = time.monotonic()
+    warm, command, _ = warmed(starter)
+    kill(command)
+    until(lambda: starter.forks() == [])
+    begun = time.monotonic()
     starter.start(*NOBODY)
-    until(lambda: len(starter.warm()) == 2)
-    assert time.monotonic() - before < 1.5  # Flower's own takes two seconds and more here
-    (fork,) = set(starter.warm()) - {warm}
-    os.kill(fork, signal.SIGKILL)
+    until(starter.forks)
+    assert time.monotonic() - begun < 1.0  # Flower's own takes two seconds and more here
+    kill(*starter.forks())
     until(lambda: starter.of(COMMAND) == [])
     assert starter.warm() == [warm]
 
@@ -110,43 +131,36 @@ def test_the_first_command_is_flower_s_own_and_later_ones_are_forks_that_end_wit
 def test_all_end_with_who_started_them(starter):
     warmed(starter)
     starter.process.kill()
-    until(lambda: processes_of(starter.folder) == [], 15)
+    starter.process.wait()
+    until(lambda: processes_of(starter.folder) == [], 40)
 
 
 def test_a_warm_process_that_is_lost_costs_nothing_but_time(starter):
-    warm = warmed(starter)
-    for process in starter.of(COMMAND):
-        os.kill(process, signal.SIGKILL)
-    until(lambda: starter.warm() == [warm])
-    os.kill(warm, signal.SIGKILL)
-    until(lambda: starter.warm() == [])
+    warm, command, _ = warmed(starter)
+    kill(warm, command)
+    until(lambda: starter.of("") == [])
     starter.start(*NOBODY)
-    until(lambda: starter.of(f"{sys.executable} {Path(sys.executable).parent / COMMAND}"))
-    until(lambda: len(starter.warm()) == 1)
+    until(lambda: starter.of(OWN))
+    until(starter.warm)
 
 
 def test_one_that_does_not_answer_is_not_waited_for_long(starter):
-    warm = warmed(starter)
-    for process in starter.of(COMMAND):
-        os.kill(process, signal.SIGKILL)
-    until(lambda: starter.warm() == [warm])
+    warm, command, _ = warmed(starter)
+    kill(command)
+    until(lambda: starter.forks() == [])
     os.kill(warm, signal.SIGSTOP)
     starter.start(*NOBODY)
-    until(lambda: starter.of(f"{sys.executable} {Path(sys.executable).parent / COMMAND}"), 30)
+    until(lambda: starter.of(OWN), 30)
     os.kill(warm, signal.SIGCONT)
     time.sleep(1)
-    assert starter.warm() == [warm]  # the fork for a command that went on without it has ended
+    assert starter.warm() == [warm]
+    assert starter.forks() == []  # the one for a command that has gone on without it has ended
 
 
 def test_without_flower_s_own_command_it_is_a_sentence(tmp_path):
-    told = subprocess.run([f"{commands(tmp_path)}/{COMMAND}"], env={"PATH": "/nowhere"}, capture_output=True, text=True)
-    assert told.returncode == 1
-    assert told.stderr.startswith(f"{COMMAND} must be in PATH, got none beside {tmp_path}/bin/{COMMAND}.")
-    until(lambda: not [p for p in Path("/proc").iterdir() if _serves(p, os.getpid())], 10)
-
-
-def _serves(place, starter):
-    try:
-        return f"--serve\0{starter}\0" in (place / "cmdline").read_text()
-    except OSError:
-        return False
+    starter = Starter(tmp_path, "/nowhere")
+    starter.start("--help")
+    until(lambda: f"{COMMAND} must be in PATH, got none beside {tmp_path}/bin/{COMMAND}." in starter.log.read_text())
+    starter.process.kill()
+    starter.process.wait()
+    until(lambda: processes_of(tmp_path) == [], 15)

@@ -25,7 +25,7 @@ from typing import Any
 
 from fedpact.core.errors import require_positive_int
 from fedpact.core.files import own_folder
-from fedpact.flower.warm import STARTER
+from fedpact.flower.warm import STARTER, born
 
 IDLE = 3600.0
 START = 120.0
@@ -158,19 +158,11 @@ def serve(config: dict[str, Any], folder: Path, parent: int) -> None:
             _send(connection, answer)
 
 
-def _born(pid: int) -> str:
-    """When a process was started, to know it from another of the same number; empty if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
 def _watch(parent: int, last: list[float], path: Path) -> None:
-    born = _born(parent)
+    begun = born(parent)
     while True:
         time.sleep(0.5)
-        if (born and _born(parent) != born) or not _alive(parent) or time.monotonic() - last[0] > IDLE:
+        if (begun and born(parent) != begun) or not _alive(parent) or time.monotonic() - last[0] > IDLE:
             path.unlink(missing_ok=True)
             os.kill(os.getpid(), signal.SIGKILL)  # in the middle of anything: what counts is whole on the disk
 

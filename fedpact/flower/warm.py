@@ -86,7 +86,7 @@ def _own(command: str) -> str:
 def _address(starter: int) -> str:
     """A socket without a file, by the process that it serves and when that one was started. Anyone may have the name:
     both sides look who the other one is."""
-    return f"\0fedpact-warm-{os.getuid()}-{starter}-{_born(starter)}"
+    return f"\0fedpact-warm-{os.getuid()}-{starter}-{born(starter)}"
 
 
 def _mine(connection: socket.socket) -> bool:
@@ -95,13 +95,14 @@ def _mine(connection: socket.socket) -> bool:
     return user == os.getuid()
 
 
-def _born(process: int) -> str:
-    """When a process was started, to know it from another of the same number; empty if it is gone."""
+def born(process: int) -> str:
+    """When a process was started, to know it from another of the same number; empty if it is gone, or has ended."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8") as file:
-            return file.read().rsplit(")", 1)[1].split()[19]
+            state, *more = file.read().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return ""
+    return "" if state in "ZX" else more[18]
 
 
 def _forked(address: str, arguments: list[str]) -> int | None:
@@ -161,11 +162,11 @@ def serve(starter: int) -> None:
 
 def _asked(server: socket.socket, starter: int) -> Asked | None:
     """Wait to be asked. Returns in every fork, with what it was asked; here once SuperExec is gone, with nothing."""
-    born = _born(starter)
+    begun = born(starter)
     server.listen(64)
     server.settimeout(LOOK)
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who has ended is forgotten
-    while born and _born(starter) == born:
+    while begun and born(starter) == begun:
         if (given := _given(server)) is None:
             continue
         if _fork() == 0:
