@@ -2,9 +2,11 @@
 
     python benchmarks/flower.py [--rounds 3] [--nodes 4] [--times 2]
 
-Both run on the same SuperLink and SuperNodes (this machine, TLS, keys), one after the other, in turns. A round of
-Flower's strategy is train and evaluate; one of fedpact is step and telemetry. Local work is next to nothing on both
-sides (one gradient on a few rows; the peer only adds a number), so that this is what a round costs beyond it.
+All on this machine, with TLS and keys, in turns: Flower's FedAvg and fedpact's on the same SuperLink and SuperNodes as
+Flower has them, and fedpact's on those that `fedpact federation up` starts, whose messages' processes are forks and
+which look for messages more often (`fedpact.flower.warm`). A round of Flower's strategy is train and evaluate; one of
+fedpact is step and telemetry. Local work is next to nothing on both sides (one gradient on a few rows; the peer only
+adds a number), so that this is what a round costs beyond it.
 """
 
 from __future__ import annotations
@@ -184,14 +186,19 @@ def main() -> None:
             (folder / "rows.py").write_text(LOADERS)
             os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
             config = {"loader": f"rows:{model['data']}"}
-            with Local(folder / "federation", {f"n{i}": dict(config) for i in range(options.nodes)}) as federation:
-                theirs, mine = [], []
-                for _ in range(options.times):
+            nodes = {f"n{i}": dict(config) for i in range(options.nodes)}
+            theirs, same, own = [], [], []
+            for _ in range(options.times):
+                with Local(folder / "plain", nodes, plain=True) as federation:
                     theirs += peer(federation, folder, model, options.rounds)
-                    mine += ours(federation, folder, model, options.rounds)
-        a, b = float(np.median(mine)), float(np.median(theirs))
-        print(f"{name}, {options.nodes} nodes: fedpact {a:.1f} s a round, Flower's FedAvg {b:.1f} s: {a / b:.2f} of it")
-        print(f"    fedpact {[round(v, 1) for v in mine]}, Flower {[round(v, 1) for v in theirs]}", flush=True)
+                    same += ours(federation, folder, model, options.rounds)
+                with Local(folder / "own", nodes) as federation:
+                    own += ours(federation, folder, model, options.rounds)
+        a, b, c = (float(np.median(values)) for values in (theirs, same, own))
+        print(f"{name}, {options.nodes} nodes, seconds a round: Flower's FedAvg {a:.1f}; fedpact's", end=" ")
+        print(f"on the same processes {b:.1f}, {b / a:.2f} of it; on fedpact's own {c:.1f}, {c / a:.2f} of it")
+        for told, values in (("Flower", theirs), ("fedpact on the same", same), ("on its own", own)):
+            print(f"    {told}: {[round(v, 1) for v in values]}", flush=True)
 
 
 if __name__ == "__main__":
