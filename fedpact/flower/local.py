@@ -234,7 +234,7 @@ def quiet_environment(folder: Path) -> dict[str, str]:
         "FLWR_HOME": str((folder / "flower").resolve()),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONUNBUFFERED": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
     }
 
 
