@@ -303,10 +303,8 @@ class RunAtNode:
         self.dtype = PRECISIONS[str(e.precision)]
         self.batch = _batch(node.own.client(0), self.client, self.dtype)
         self.aside = _aside(node.own, self.client, self.dtype) if self.loop.scored else None
-        native = getattr(e.problem, "native", False)
-        compiled = (lambda f: f) if native else jax.jit
-        self._join, self._step = compiled(self.loop._join_one), compiled(self.loop._step_one)
-        self._measure = compiled(self.loop._measure_one)
+        self._join, self._step = jax.jit(self.loop._join_one), jax.jit(self.loop._step_one)
+        self._measure = jax.jit(self.loop._measure_one)
         self.told = told
         self.joined: Message | None = None
         self._shapes: dict[str, Any] = {}
