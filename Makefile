@@ -41,7 +41,7 @@ drills-one: dev  # of each kind one, where make test has none of it
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m drill --one-of-each --durations 12
 
 test-extras: extras  # networks of PyTorch, Flax and Equinox; a Ray cluster; a Flower federation; sums on ciphertexts
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 12 tests_extras
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 tests_extras
 
 drills-network: extras  # a real federation, each fault at three random moments: processes killed and stopped, messages that are wrong, a full disk, masked sums; a Ray cluster's workers; parity in both precisions; the log is kept
 	{ FEDPACT_MOMENTS=3 $(BIN)/python -m pytest -n 2 --dist worksteal -vv -rP $(addprefix tests_extras/test_,flower.py faults.py messages.py secure_flower.py faults_vertical.py) && \
