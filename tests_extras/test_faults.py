@@ -101,12 +101,12 @@ def _serving(federation):
 def _asking(federation):
     """The processes that have carried a message to node a and wait for its answer: each has a socket open to it.
 
-    Flower's own, or a fork of the warm one: the command that asked for a fork has pipes and no socket.
+    Flower's own, or a fork of the warm one. That socket is a stream; those by which a command asks for a fork are not.
     """
     relays = federation.processes_of("a", "flwr-clientapp") + federation.processes_of(
         "a", "fedpact.flower.warm --serve"
     )
-    return [process for process in relays if _has_socket(process, lambda line: line[5] == "03")]
+    return [process for process in relays if _has_socket(process, lambda line: line[4:6] == ["0001", "03"])]
 
 
 def _has_socket(process, like):
