@@ -59,8 +59,9 @@ def kill_relay(federation):
 
 def kill_node_unseen(federation):
     """kill -9 of a SuperNode with a question, and nobody looks while it is gone: Flower never tells of the loss."""
-    wait(lambda: federation.processes_of("a", "flwr-clientapp"), PATIENCE)
-    done = _hit(lambda: federation.processes_of("a"))
+    with _stopped(lambda: _serving(federation)):
+        wait(lambda: _asking(federation), PATIENCE)
+        done = _hit(lambda: federation.processes_of("a"))
     server = lambda: federation.processes_of("superlink", "flwr-serverapp")
     with contextlib.closing(sqlite3.connect(f"file:{federation.folder}/superlink.db?mode=ro", uri=True)) as database:
         known = lambda: dict(database.execute("select node_id, online_until from node"))
