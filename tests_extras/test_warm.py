@@ -74,7 +74,8 @@ def starter(tmp_path):
     yield made
     made.process.kill()
     made.process.wait()
-    until(lambda: processes_of(tmp_path) == [], 40)  # a ClientApp that finds nobody first waits to try again
+    kill(*made.of(OWN))  # Flower's own command, which finds nobody, first waits to try again
+    until(lambda: processes_of(tmp_path) == [], 20)
 
 
 def until(holds, seconds=60):
@@ -132,7 +133,7 @@ def test_all_end_with_who_started_them(starter):
     warmed(starter)
     starter.process.kill()
     starter.process.wait()
-    until(lambda: processes_of(starter.folder) == [], 40)
+    until(lambda: processes_of(starter.folder) == [], 20)
 
 
 def test_a_warm_process_that_is_lost_costs_nothing_but_time(starter):

@@ -9,7 +9,8 @@ and stands first in a node's PATH:
                   own command itself. Whatever goes wrong before a fork ends so too: a message is at worst as slow.
     the warm one  imports what Flower's command does, and waits. Never more than one thread: it forks for every command,
                   and ends with SuperExec.
-    the fork      is Flower's command. It and the command that asked for it end with each other, tied by two pipes.
+    the fork      is Flower's command. It and the command that asked for it end with each other, tied by two pipes; and
+                  the command ends with SuperExec.
 
 On one machine `node` is Flower's SuperNode that looks for messages twice a second: Flower's own waits for three seconds
 between looks, which spares the server of a large federation, and is half a round's time in a small one.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import struct
@@ -66,7 +68,8 @@ def main(command: str, arguments: list[str]) -> None:
             address = _address(starter)
             if (ended := _forked(address, arguments)) is not None:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
-                os.read(ended, 1)  # nothing is written: it returns when the fork has ended
+                while os.getppid() == starter and not select.select([ended], [], [], LOOK)[0]:
+                    pass  # nothing is written: it can be read when the fork has ended
                 sys.exit(0)
             _start(starter)
     own = _own(command)
