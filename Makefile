@@ -45,7 +45,7 @@ test-extras: extras  # networks of PyTorch, Flax and Equinox; a Ray cluster; a F
 
 drills-network: extras  # a real federation, each fault at three random moments: processes killed and stopped, messages that are wrong, a full disk, masked sums; a Ray cluster's workers; parity in both precisions; the log is kept
 	{ FEDPACT_MOMENTS=3 $(BIN)/python -m pytest -n 2 --dist worksteal -vv -rP $(addprefix tests_extras/test_,flower.py faults.py messages.py secure_flower.py faults_vertical.py) && \
-	FEDPACT_MOMENTS=3 $(BIN)/python -m pytest tests_extras/test_ray.py -k killed -s -vv --log-cli-level=WARNING; } | sed -u 's/\x1b\[33m(raylet).*//' | tee docs/drills.log
+	FEDPACT_MOMENTS=3 $(BIN)/python -m pytest tests_extras/test_ray.py -k 'killed or local_engine_s_run or single' -s -vv --log-cli-level=WARNING; } | sed -u 's/\x1b\[33m(raylet).*//' | tee docs/drills.log
 
 check: dev
 	$(BIN)/ruff format --check .

@@ -179,12 +179,13 @@ EARLY = (kill_node, kill_resident, kill_relay, kill_superlink, kill_server_app)
 #: Telemetry, which is an exchange of its own, in every other round.
 EVERY = "evaluate_every = 2"
 #: Seconds of a round that is not disturbed, at the most; the shortest that was seen counts, if it is less. A fault
-#: strikes within two of them after a round has ended, so that it needs three rounds, or four.
-SLOWEST, ROUNDS = 5.0, 4
+#: strikes within two of them after a whole round, which is there for what is said of the fault before, so that it
+#: needs four rounds, or five.
+SLOWEST, ROUNDS = 5.0, 6
 
 
 def drilled(faults, folder, rounds, seconds, rng, say):
-    """A run with these faults, each at a random moment of a round after the one in which the last one struck.
+    """A run with these faults, each at a random moment after a whole round since the last one.
 
     The first strikes before round 1, once a node is asked anything: nodes are gathered, and agree on their features.
     """
@@ -195,10 +196,10 @@ def drilled(faults, folder, rounds, seconds, rng, say):
         pace = SLOWEST
         for k, fault in enumerate(faults):
             before, since = done(), time.monotonic()
-            while not (done() > before if k else federation.processes_of("a", "flwr-clientapp")):
+            while not (done() > before + 1 if k else federation.processes_of("a", "flwr-clientapp")):
                 assert not ended.wait(0.05), f"the run ended before {fault.__name__}"
             after = done()
-            pace = min(pace, time.monotonic() - since) if k else pace
+            pace = min(pace, (time.monotonic() - since) / 2) if k else pace
             delay = rng.uniform(0, 2 * pace)
             assert not ended.wait(delay), f"the run ended before {fault.__name__}"
             told.strike(fault, f"{delay:.1f} s after {f'round {after}' if k else 'the start'}")
