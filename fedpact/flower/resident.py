@@ -101,16 +101,17 @@ def _connected(folder: Path, config: dict[str, Any]) -> socket.socket:
             raise NotStarted(f"the node's process must start, got its end: {last} The rest is in {log}.")
         if started is None or ended is not None:
             before = log.stat().st_size if log.is_file() else 0
-            started = _start(folder, config)
+            started = _start(folder, config, killed=(ended or 0) < 0)
         time.sleep(0.05)
     raise ConnectionError(f"the node's process did not start within {START:g} s; see {log}")
 
 
-def _start(folder: Path, config: dict[str, Any]) -> Any:
+def _start(folder: Path, config: dict[str, Any], killed: bool = False) -> Any:
+    """Start it; `killed`: one was, before it could answer."""
     own_folder(folder)
     told = json.dumps({"config": config, "folder": str(folder), "parent": int(os.environ.get(STARTER, os.getppid()))})
     with (folder / "node.log").open("ab", buffering=0) as log:
-        if _socket_path(folder).exists():  # one that ends by itself takes its socket away
+        if killed or _socket_path(folder).exists():  # one that ends by itself takes its socket away
             line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} the node's process was lost; another is started\n"
             sys.stderr.write(line)
             with contextlib.suppress(OSError):  # on a full disk it can still answer that it cannot step

@@ -95,6 +95,27 @@ def test_a_process_that_was_lost_is_started_again_and_its_log_says_so(tmp_path):
         resident._socket_path(tmp_path / "n").unlink(missing_ok=True)
 
 
+def test_so_does_it_of_one_that_was_killed_while_it_started(tmp_path, monkeypatch):
+    config, started = {"name": "n", "state": str(tmp_path / "n")}, []
+    start = resident.subprocess.Popen
+
+    def killed_once(command, **more):
+        started.append(start(command, **more))
+        if len(started) == 1:
+            started[0].kill()
+        return started[-1]
+
+    monkeypatch.setattr(resident.subprocess, "Popen", killed_once)
+    try:
+        assert unpack(resident.ask(config, b"")).kind == "error"
+        assert len(started) == 2
+        log = (tmp_path / "n" / "node.log").read_text()
+        assert log.count("the node's process was lost; another is started") == 1
+    finally:
+        end(tmp_path)
+        resident._socket_path(tmp_path / "n").unlink(missing_ok=True)
+
+
 def test_a_process_that_was_lost_is_started_again_where_its_log_is_on_a_full_disk(at, monkeypatch, capsys):
     (at / "n").mkdir()
     (at / "n" / "node.log").symlink_to("/dev/full")
