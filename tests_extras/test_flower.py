@@ -48,7 +48,7 @@ def wait_for(paths, seconds, failures):
         time.sleep(1)
 
 
-#: In single precision one of them, since a run takes minutes over Flower; `make drills-network` has all.
+#: In single precision one of them over Flower, where a run takes minutes; `make drills-network` has all.
 SINGLE = ALGORITHMS if MOMENTS > 1 else ("fedadmm",)
 CASES = [(name, "double") for name in ALGORITHMS] + [(name, "single") for name in SINGLE]
 #: Flower starts a server app anew that has not reported within 30 s: eight at once, on two cores, become sixty.
@@ -57,7 +57,8 @@ AT_ONCE = 3
 
 def test_the_same_experiment_on_local_ray_and_flower_has_the_same_history(federation, tmp_path):
     """Three at a time in one federation: nodes take part in several runs, each with a state of its own."""
-    local = {case: simulated(case[0], tmp_path, "", case[1]) for case in CASES}
+    everywhere = [(name, precision) for name in ALGORITHMS for precision in ("double", "single")]
+    local = {case: simulated(case[0], tmp_path, "", case[1]) for case in everywhere}
     runs = {(name, precision): tmp_path / f"{name}-{precision}" for name, precision in CASES}
     errors = [Path(f"{path}.error") for path in runs.values()]
     for first in range(0, len(CASES), AT_ONCE):
@@ -71,7 +72,7 @@ def test_the_same_experiment_on_local_ray_and_flower_has_the_same_history(federa
         same(Run.load(path), local[case], _tolerance(case))
     _nothing_of_a_row_crossed(federation, [Run.load(runs[name, "double"]) for name in ("fedavg", "fedpdm")])
     ray = pytest.importorskip("ray")
-    for case in CASES:
+    for case in everywhere:
         same(simulated(case[0], tmp_path, 'engine = "ray"', case[1]), local[case], _tolerance(case))
     ray.shutdown()
 
