@@ -22,7 +22,8 @@ Differs from the paper:
   printed, its Δ_i holds θ − θ⁰: all that was learned before it came, once more.
 - ρ, η and γ may change with the rounds; the paper's γ does not.
 - rows are dealt into batches anew in every epoch; l. 13 deals them once a round.
-- besides SGD a client may take gradient steps on all rows or L-BFGS, and stop at (6) instead of after E_i epochs.
+- besides SGD a client may take gradient steps on all rows or L-BFGS, and stop at (6) where it is met before E_i epochs
+  are over; momentum then begins anew with every epoch.
 - α_i is 1, or m·n_i/n with weights="rows": the paper's n_i/n on the scale of the first.
 - Theorem 1 needs η = |S|/m (eta="participation") and ρ > (1+√5)L (rho="lipschitz"); the experiments have η = 1,
   ρ = 0.01. The preset `theory` has the former, and asks for a problem with Lipschitz constants.
@@ -31,6 +32,7 @@ Differs from the paper:
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -169,6 +171,9 @@ class FedADMM(Settings):
         plain = self.solver != "lbfgs" or self.momentum == 0
         hint = "It has no momentum."
         require(plain, "momentum", "0 for solver 'lbfgs'", self.momentum, symbol="β", hint=hint)
+        whole = self.accuracy is None or self.batch is not None or self.solver == "lbfgs" or self.momentum == 0
+        hint = "It begins anew with every epoch, which is one step without a batch (B)."
+        require(whole, "momentum", "0 for accuracy on all rows", self.momentum, symbol="β", hint=hint)
         many = self.accuracy if isinstance(self.accuracy, (tuple, list)) else (self.accuracy,)
         ok = self.accuracy is None or (len(many) > 0 and all(is_number(e) and e >= 0 for e in many))
         require(ok, "accuracy", "at least 0, one number or one per client", self.accuracy, symbol="ε_i")
@@ -188,12 +193,9 @@ class FedADMM(Settings):
         plan, falls = Plan(self.rate, self.momentum, self.batch), isinstance(self.rate, (tuple, list))
         if isinstance(self.accuracy, (tuple, list)):
             require(len(self.accuracy) == m, "accuracy", f"one per client ({m})", len(self.accuracy), symbol="ε_i")
-        native = getattr(problem, "native", False) and (self.solver == "lbfgs" or self.accuracy is not None)
-        hint = "Train by epochs: those are PyTorch's own."
-        require(
-            not native, "solver", "sgd or gd without accuracy for a problem that is not JAX's", self.solver, hint=hint
-        )
         epsilon = None if self.accuracy is None else jnp.broadcast_to(jnp.asarray(self.accuracy), (m,))
+        native = getattr(problem, "native", False) and (self.solver == "lbfgs" or epsilon is not None)
+        plainly = jax.disable_jit if native else nullcontext  # gradients that are not JAX's cannot be in its loops
 
         def alpha(msg: Broadcast, batch: Any) -> Any:
             return m * batch.rows / msg.rows if by_rows else 1.0
@@ -258,13 +260,14 @@ class FedADMM(Settings):
 
             loss, left = look(w)
             first = (jnp.asarray(0), Trained(w, jnp.asarray(0), loss), left)
-            going = lambda c: (c[0] < most) & (c[2] > epsilon[batch.client])
+            going = lambda c: (c[0] < most) & ~(c[2] <= epsilon[batch.client])  # what is no number does not meet (6)
             done, trained, left = lax.while_loop(going, again, first)
             return trained, done, 2 * done + 1, left  # a pass an epoch, and one for every look at (6)
 
         def client_step(msg: Broadcast, client: ClientState, batch: Any, grad: Any, key: Any) -> tuple[Any, ...]:
             theta, rho, y = msg.theta, msg.rho, client.y
-            trained, epochs, passes, left = local(msg, client, batch, grad, key)
+            with plainly():
+                trained, epochs, passes, left = local(msg, client, batch, grad, key)
             w = trained.w  # l. 14-19
             y_new = y + rho * (w - theta) if self.duals else y  # l. 20
             double = self.message == "double"

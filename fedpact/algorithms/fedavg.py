@@ -14,6 +14,7 @@ Differs from the paper:
 - p_i = 1 by default, so that the method and the reported objective (1/m) Σ f_i agree; weights="rows" is p_i = d_i.
 - rows are dealt into batches anew in every epoch, where the paper deals them once a round.
 - without `epochs`, `steps` gradient steps instead of passes over shuffled batches.
+- with `epochs`, local steps may have momentum, and E_i may be drawn from 1..E (`vary`).
 """
 
 from __future__ import annotations

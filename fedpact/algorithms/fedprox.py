@@ -15,6 +15,8 @@ Differs from the paper:
   weights="rows" weights the mean by d_i instead.
 - a subproblem is solved by a number of steps or epochs, not to an accuracy γ.
 - step="lipschitz" is 1/(r_i + μ), the inverse Lipschitz constant of the subproblem.
+- with `epochs`, rows are dealt into batches anew in each, local steps may have momentum, and E_i may be drawn from 1..E
+  (`vary`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ A cell is a dataset, a number of clients and a split, such as mnist-100-iid; an 
 the clients takes part in a round; E_i is drawn from 1..E for FedProx and, unless said, FedADMM, which has the preset
 `paper` (the released code's start and message, momentum 0.5) and a learning rate that is tuned like everybody else's;
 `printed` is Algorithm 1 as it stands. Baselines are tuned by successive halving over the paper's grid (five rounds,
-seed 0, test accuracy), then run on one seed for up to three times FedADMM's rounds; beyond, they are "> n".
+seed 0: who is at the target sooner, or else the test accuracy), then run on one seed for up to three times FedADMM's
+rounds; beyond, they are "> n". A trial that is given more rounds goes on where it was, and so does the run of what was
+chosen. The networks are trained by PyTorch where it is installed: the same runs to rounding, sooner on a CPU.
 
 Every finished run is a row of results.csv: what it was, its accuracies, hours of computing (over all sessions), source,
 commit and machine. A run that is there is not run again, one that was cut goes on from its checkpoint in `under-way/`
@@ -26,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,11 +38,11 @@ from fedpact.core.environment import environment
 from fedpact.core.errors import DataError, DatasetMissing, unknown
 from fedpact.core.files import append_synced, make_folder
 from fedpact.core.settings import Settings
-from fedpact.core.stop import Target
+from fedpact.core.stop import Outcome, Target
 from fedpact.engines import HostEngine
 from fedpact.papers.study import Study, whole_lines
-from fedpact.problems import CNN1, CNN2
-from fedpact.run import run, uninterrupted
+from fedpact.problems import CNN1, CNN2, TorchCNN1, TorchCNN2
+from fedpact.run import Run, run, uninterrupted
 from fedpact.tune import Trial, rungs, tune
 
 RATES, RHOS = (0.01, 0.1, 0.2, 0.5), (0.001, 0.01, 0.1, 1.0)
@@ -76,13 +79,19 @@ class Cell:
 
     @property
     def engine(self) -> HostEngine:
-        """One client at a time is the fastest for these networks on a CPU."""
-        return HostEngine(at_once=1, spill=self.clients >= MANY)
+        """On a CPU these networks are quickest one client at a time in JAX, and a core each in PyTorch."""
+        return HostEngine(at_once=None if _torch() else 1, spill=self.clients >= MANY)
 
     @property
     def problem(self) -> Any:
         """The paper's network for it."""
-        return CNN2() if self.dataset == "cifar" else CNN1()
+        if self.dataset == "cifar":
+            return TorchCNN2() if _torch() else CNN2()
+        return TorchCNN1() if _torch() else CNN1()
+
+
+def _torch() -> bool:
+    return find_spec("torch") is not None
 
 
 @cache
@@ -245,24 +254,42 @@ def chosen(study: Study, results: Results, entry: Entry) -> tuple[Settings, floa
     if done:
         return _with(entry.settings, {name: done[0].settings[name] for name in grid}), 0.0
 
-    hours = 0.0
+    tried: list[tuple[Settings, float]] = []  # and the hours of it
 
     def keep(changes: dict[str, Any], rounds: int, compute: Callable[[], Trial]) -> Trial:
-        nonlocal hours
+        settings = _with(entry.settings, changes)
 
         def timed() -> dict[str, Any]:
             begun = time.perf_counter()
-            trial = compute()
-            return {"score": trial.score, "outcome": trial.outcome, "hours": (time.perf_counter() - begun) / 3600}
+            one = _train(results, entry, settings, 0, rounds)
+            return {"score": _score(entry, one), "outcome": one.outcome, "hours": (time.perf_counter() - begun) / 3600}
 
         what = f"trial of {entry.label} on {cell.name}: {changes}, {rounds} rounds"
-        told = study.cell(timed, what, settings=_plain(_with(entry.settings, changes)))
-        hours += told["hours"]
+        told = study.cell(timed, what, settings=_plain(settings), network=type(cell.problem).__name__)
+        tried.append((settings, told["hours"]))
         return Trial(changes, rounds, told["score"], told["outcome"])
 
     options: dict[str, Any] = {"participation": PARTICIPATION, "metric": "test_accuracy", "rounds": TUNE_ROUNDS}
     found = tune(entry.settings, cell.problem, cell.federation(0), grid, keep=keep, engine=cell.engine, **options)
-    return found.settings, hours
+    others = [
+        (one, hours) for one, hours in tried if one != found.settings
+    ]  # the best one's run goes on from its trial
+    for one, _ in others:
+        shutil.rmtree(_under_way(results, entry, one, 0), ignore_errors=True)
+    return found.settings, sum(hours for _, hours in others)
+
+
+def _score(entry: Entry, one: Run) -> float:
+    """The last test accuracy; above all of these, the sooner the better, where the target was met."""
+    if one.outcome_kind is Outcome.NONFINITE:
+        return -math.inf
+    reached = _reached(entry, one) if entry.to_target else None
+    return one.history.end("test_accuracy") if reached is None else 1.0 + TUNE_ROUNDS - reached
+
+
+def _reached(entry: Entry, one: Run) -> int | None:
+    target = TARGETS[entry.cell.dataset]
+    return next((t for t, a in enumerate(one.history.column("test_accuracy")) if a >= target), None)
 
 
 def _with(settings: Settings, changes: dict[str, Any]) -> Settings:
@@ -297,20 +324,31 @@ def fill(study: Study, results: Results, entries: list[Entry], until: float) -> 
             _run(study, results, entry, seed, limit(results, entry))
 
 
+def _under_way(results: Results, entry: Entry, settings: Settings, seed: int) -> Path:
+    """Where a run is kept until it is a row."""
+    cell = entry.cell
+    what = [cell.name, type(cell.problem).__name__, _plain(settings), seed, entry.to_target, results.source]
+    return results.path.parent / "under-way" / sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _train(results: Results, entry: Entry, settings: Settings, seed: int, rounds: int) -> Run:
+    """The run of these settings up to this round, on from where it was left."""
+    cell = entry.cell
+    stop = Target("test_accuracy", TARGETS[cell.dataset], above=True) if entry.to_target else None
+    options: dict[str, Any] = {"participation": PARTICIPATION, "rounds": rounds, "seed": seed, "stop": stop}
+    options |= {"folder": _under_way(results, entry, settings, seed), "resume": True, "progress": None}
+    one = run(settings, cell.problem, cell.federation(seed), engine=cell.engine, **options)
+    return uninterrupted(one, "Give the same command to go on with it.")
+
+
 def _run(study: Study, results: Results, entry: Entry, seed: int, most: int) -> None:
     cell, target = entry.cell, TARGETS[entry.cell.dataset]
     settings, tuning = chosen(study, results, entry)
-    stop = Target("test_accuracy", target, above=True) if entry.to_target else None
-    options: dict[str, Any] = {"participation": PARTICIPATION, "rounds": most, "seed": seed, "stop": stop}
-    options["engine"] = cell.engine
-    decided = json.dumps([cell.name, _plain(settings), seed, most, entry.to_target, results.source], sort_keys=True)
-    own = results.path.parent / "under-way" / sha256(decided.encode()).hexdigest()[:16]
-    one = run(settings, cell.problem, cell.federation(seed), progress=None, folder=own, resume=True, **options)
-    uninterrupted(one, "Give the same command to go on with it.")
+    one = _train(results, entry, settings, seed, most)
     hours = one.history.end("seconds") / 3600
-    accuracies = one.history.column("test_accuracy")
-    reached = next((t for t, a in enumerate(accuracies) if a >= target), None)
+    accuracies, reached = one.history.column("test_accuracy"), _reached(entry, one)
     more = {"outcome": one.outcome, "to_target": entry.to_target, "tuning_hours": round(tuning, 4)}
+    more["network"] = type(cell.problem).__name__
     results.append(
         {
             "cell": cell.name,
@@ -328,7 +366,7 @@ def _run(study: Study, results: Results, entry: Entry, seed: int, most: int) -> 
             "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
     )
-    shutil.rmtree(own, ignore_errors=True)
+    shutil.rmtree(_under_way(results, entry, settings, seed), ignore_errors=True)
     told = _told(_read(results.rows[-1]))
     study.say(f"{cell.name}, {entry.name}, seed {seed}: {told}, {accuracies[-1]:.3f}, {hours:.2f} h")
 
@@ -343,14 +381,16 @@ def estimate(results: Results, entry: Entry) -> float:
     """Hours that the entry's missing runs would take: samples a round by the time a sample took in runs before.
 
     A run takes the rounds that the entry's finished seeds took; before any, those expected. Tuning is counted where no
-    finished run has its choice.
+    finished run has its choice: every trial goes on where its last was left, and so does the run of the best.
     """
     left, done = len(missing(results, entry)), results.find(entry)
     if not left:
         return 0.0
     candidates = math.prod(map(len, _grid(entry).values()))
     plan = rungs(candidates, TUNE_ROUNDS, "halving") if entry.tuned and not done else []
-    rounds = left * _expected(results, entry, done) + sum(count * length for count, length in plan)
+    lengths = [0, *(length for _, length in plan)]
+    trials = sum(count * (length - before) for (count, length), before in zip(plan, lengths[:-1], strict=True))
+    rounds = left * _expected(results, entry, done) + trials - lengths[-1]
     samples = _samples(entry.cell.dataset, _plain(entry.settings))
     return rounds * samples * results.seconds(entry.cell.dataset) / 3600
 

@@ -92,12 +92,6 @@ class Classifier:
     def init(self, features: int, dtype: Any, key: Any = None) -> Vector:
         """Random parameters."""
         tree = self._init(jax.random.key(0) if key is None else key)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            if not jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
-                raise InvalidArgument(
-                    f"parameters of {type(self).__name__} must be floating point, got {jnp.asarray(leaf).dtype} at "
-                    f"{jax.tree_util.keystr(path)}. Keep whole numbers out of the tree: close over them."
-                )
         return Vector(jax.tree.map(lambda a: jnp.asarray(a, dtype), tree))
 
     def inputs_of(self, x: Any, dtype: Any) -> Any:
@@ -394,6 +388,12 @@ class Network(Classifier):
             ) from error
         hint = "It is where training begins: initial(key) → tree."
         require(jax.tree.leaves(tree), "initial", "a function to a tree with at least one array", tree, hint=hint)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise InvalidArgument(
+                    f"parameters of {type(self).__name__} must be floating point, got {leaf.dtype} at "
+                    f"{jax.tree_util.keystr(path)}. Keep whole numbers out of the tree: close over them."
+                )
         return tree
 
     def _init(self, key: Any) -> Any:

@@ -209,9 +209,11 @@ class TorchClassifier(Classifier):
         return self._laid((images / 255 - self.mean) / self.std if x.dtype == np.uint8 else images)
 
     def _loss(self, images: Any, labels: Any, weight: Any) -> Any:
+        return self._loss_of(self.module(images), labels, weight)
+
+    def _loss_of(self, z: Any, labels: Any, weight: Any) -> Any:
         import torch
 
-        z = self.module(images)
         z = torch.softmax(z, dim=1) if self.softmax else z
         each = torch.nn.functional.cross_entropy(z, labels, reduction="none")
         return (weight * each).sum() / weight.sum()
@@ -232,6 +234,19 @@ class TorchClassifier(Classifier):
             return np.asarray(self._loss(*self._tensors(batch)).item())
 
     test_value = value  # without the gradient
+
+    def tested(self, w: Vector, batch: Batch) -> dict[str, Any]:
+        """Over these rows: the loss, summed, their number, and how many have the largest output at their class."""
+        import torch
+
+        self._load(w)
+        self.module.eval()
+        images, labels, weight = self._tensors(batch)
+        with torch.no_grad():
+            z = self.module(images)
+            right = (weight * (z.argmax(dim=1) == labels)).sum()
+            loss = self._loss_of(z, labels, weight) * weight.sum()
+        return {"loss": np.asarray(loss.item()), "rows": batch.rows, "correct": np.asarray(right.item())}
 
     def value_and_gradient(self, w: Vector, batch: Batch) -> tuple[Any, Vector]:
         """f_i(w) and ∇f_i(w)."""

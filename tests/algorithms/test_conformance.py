@@ -56,6 +56,8 @@ RANDOM = {
     ),
     "fedadmm-newcomer": fp.FedADMM(epochs=2, batch=3, short=True, message="augmented", newcomer="global", rho=1),
     "fedadmm-falling": fp.FedADMM(epochs=2, batch=3, short=True, rate=((0, 0.1), (2, 0.02)), rho=1),
+    "fedadmm-accuracy": fp.FedADMM(epochs=4, batch=3, short=True, rho=1, accuracy=0.05),
+    "fedadmm-lbfgs": fp.FedADMM(epochs=3, solver="lbfgs", rho=1, accuracy=1e-12),
     "fedpdm-batch": fp.FedPDM(rho=4.0, steps=3, batch=3, memory=True),
     "ssca-batch": fp.SSCA(batch=3, tau=0.5),
     "local_sgd-batch": fp.LocalSGD(steps=2, batch=3, momentum=0.5),
@@ -69,7 +71,12 @@ ONE = LocalEngine(buckets=1)
 ZERO = vector(np.zeros(4), intercept=True)
 
 each = pytest.mark.parametrize("name", ALGORITHMS)
-QUICK = ("fedavg-batch", "fedadmm-batch", "fedadmm-newcomer")  # of those that draw batches; the others are drills
+QUICK = (
+    "fedavg-batch",
+    "fedadmm-batch",
+    "fedadmm-newcomer",
+    "fedadmm-accuracy",
+)  # of those that draw batches; the others are drills
 each_and_random = pytest.mark.parametrize(
     "settings",
     [

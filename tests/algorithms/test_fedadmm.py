@@ -153,19 +153,28 @@ def test_weights_by_rows_lead_to_the_optimum_of_all_rows():
 
 
 @pytest.mark.parametrize(
-    ("solver", "accuracy"),
-    [("sgd", 1e-3), ("gd", EACH), ("lbfgs", 1e-9), ("lbfgs", EACH)],
+    ("solver", "accuracy", "weights"),
+    [
+        ("sgd", 1e-3, "uniform"),
+        ("gd", EACH, "rows"),
+        ("lbfgs", 1e-9, "uniform"),
+        ("lbfgs", EACH, "rows"),
+    ],
     ids=["sgd-one", "gd-each", "lbfgs-one", "lbfgs-each"],
 )
-def test_residual_6_is_met(solver, accuracy):
-    """‖∇f_i(w_i⁺) + y_i + ρ(w_i⁺ − θ)‖² ≤ ε_i, from NumPy, and no more epochs than that takes."""
-    s = FedADMM(rho=2.0, rate=0.2, epochs=500, vary=False, solver=solver, accuracy=accuracy)
+def test_residual_6_is_met(solver, accuracy, weights):
+    """‖α_i ∇f_i(w_i⁺) + y_i + ρ(w_i⁺ − θ)‖² ≤ ε_i, from NumPy, and no more epochs than that takes."""
+    s = FedADMM(rho=2.0, rate=0.2, epochs=500, vary=False, solver=solver, accuracy=accuracy, weights=weights)
     moments = play(built(s), PROBLEM, parts(), ZERO, [(0, 1, 4, 6), (1, 4)])
-    each = np.broadcast_to(accuracy, 7)
+    each, sizes = np.broadcast_to(accuracy, 7), np.array([len(y) for _, y in parts()])
+    alpha = 7 * sizes / sizes.sum() if weights == "rows" else np.ones(7)
     for moment in moments:
         for i in moment.chosen:
             w, y, theta = flat(moment.clients_after[i].w), flat(moment.clients_before[i].y), flat(moment.msg.theta)
-            gap = np.sum((byhand.gradient(PROBLEM, w, *parts()[i]) + y + s.rho * (w - theta)) ** 2)
+            slope = lambda v, i=i, y=y, theta=theta: (
+                alpha[i] * byhand.gradient(PROBLEM, v, *parts()[i]) + y + s.rho * (v - theta)
+            )
+            gap = np.sum(slope(w) ** 2)
             assert gap <= each[i]
             assert float(moment.notes[i].accuracy_met) == pytest.approx(gap, rel=1e-9)
             done, passes = float(moment.notes[i].epochs), float(moment.notes[i].gradients)
@@ -180,12 +189,12 @@ def test_residual_6_is_met(solver, accuracy):
                 theta,
                 *parts()[i],
                 [[np.arange(len(parts()[i][1]))]] * int(done - 1),
-                rate=s.rate,
-                linear=y,
-                rho=s.rho,
+                rate=s.rate * alpha[i],
+                linear=y / alpha[i],
+                rho=s.rho / alpha[i],
                 center=theta,
             )
-            assert np.sum((byhand.gradient(PROBLEM, before, *parts()[i]) + y + s.rho * (before - theta)) ** 2) > each[i]
+            assert np.sum(slope(before) ** 2) > each[i]
 
 
 def test_a_client_that_meets_6_at_its_start_does_no_epoch():
@@ -195,6 +204,37 @@ def test_a_client_that_meets_6_at_its_start_does_no_epoch():
     assert float(moment.notes[1].gradients) == 1
     assert float(moment.notes[1].train_loss) == pytest.approx(byhand.value(PROBLEM, np.zeros(4), *parts()[1]))
     assert not np.any(flat(moment.uploads[1].delta))
+
+
+def test_a_residual_that_is_no_number_does_not_meet_6():
+    """A client whose rows are not finite trains on, and what it sends is seen not to be: the run ends with its name."""
+    broken = [(np.where(i == 1, np.nan, x), y) for i, (x, y) in enumerate(parts())]
+    s = FedADMM(accuracy=1e-3, epochs=5, vary=False, rate=0.2)
+    (moment,) = play(built(s), PROBLEM, broken, ZERO, [(0, 1)])
+    assert float(moment.notes[1].epochs) == 5
+    assert not np.isfinite(flat(moment.uploads[1].delta)).any()
+    assert np.isfinite(flat(moment.uploads[0].delta)).all()
+
+
+@pytest.mark.parametrize(("solver", "least"), [("gd", 0), ("lbfgs", 1)])
+def test_work_until_6_in_single_precision_several_clients_at_once(solver, least):
+    """On a network, compiled, with an ε of each client's own: 1, 3 and 4 meet theirs before any work; L-BFGS takes
+    one step all the same."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(60, 4))
+    federation = fp.data.from_arrays(x, (x[:, 0] * x[:, 1] > 0).astype(float)).split(clients=5, how="iid", seed=0)
+    settings = FedADMM(epochs=30, vary=False, rho=0.5, rate=0.2, accuracy=(1e-3, 1e9, 1e-3, 1e9, 1e9), solver=solver)
+    net, options = fp.TwoLayer(inputs=4, hidden=3, classes=2), {"rounds": 4, "telemetry": "all"}
+    options["participation"] = [[1, 3, 4], [0, 2], [0, 1, 2, 3, 4], [4]]
+    one, some = (fp.run(settings, net, federation, engine=fp.HostEngine(at_once=n), **options) for n in (1, 2))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), one.model.w.tree, some.model.w.tree)
+    assert jax.tree.leaves(one.model.w.tree)[0].dtype == np.float32
+    for run in (one, some):
+        epochs = run.history.column("epochs")[1:]
+        assert (epochs[0], epochs[3]) == (least, least)
+        assert least < epochs[1] < 30
+        assert least < epochs[2] < 30
+        assert run.history.last("objective") < run.history.column("objective")[0]
 
 
 # (c) invariants
@@ -361,6 +401,10 @@ def test_a_client_draws_the_same_whoever_else_takes_part_and_in_any_order():
         ({"rate": float("nan")}, r"^rate \(γ\) must be above 0, got nan\."),
         ({"momentum": 1.0}, r"^momentum \(β\) must be in \[0, 1\), got 1\.0\."),
         ({"solver": "gd", "batch": 10}, r"^batch \(B\) must be left out for solver 'gd', got 10\. It uses all rows\.$"),
+        (
+            {"accuracy": 1e-3, "momentum": 0.5},
+            r"^momentum \(β\) must be 0 for accuracy on all rows, got 0\.5\. It begins",
+        ),
         ({"solver": "lbfgs", "momentum": 0.5}, r"^momentum \(β\) must be 0 for solver 'lbfgs', got 0\.5\. It has no"),
         ({"accuracy": -1}, r"^accuracy \(ε_i\) must be at least 0, one number or one per client, got -1\."),
         ({"accuracy": [1e-3, "x"]}, r"^accuracy \(ε_i\) must be at least 0, one number or one per client"),

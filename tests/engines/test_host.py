@@ -5,14 +5,18 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import deep_case as case
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,7 +26,7 @@ import fedpact as fp
 from fedpact.core import checkpoint
 from fedpact.core.errors import InvalidArgument
 from fedpact.core.stop import Outcome
-from fedpact.core.store import FOLDER
+from fedpact.core.store import FOLDER, packed
 from fedpact.engines import HostEngine, host
 
 HERE = Path(__file__).resolve().parent
@@ -72,6 +76,34 @@ def test_left_out_the_number_is_measured_and_remembered(reference, tmp_path, mon
     (tmp_path / "at_once.json").write_text(json.dumps({key: 8}))
     case.run(HostEngine(), rounds=2, participation=[range(9), range(3)])
     assert set(counts) == {8, 1}  # as remembered for nine; three are fewer than the 8 it was measured with
+
+
+@pytest.mark.parametrize(
+    ("each", "best", "turns"),
+    [
+        ({1: [9, 4, 4, 4], 8: [9, 1]}, 8, 2),  # clear at once, and what compiles does not count
+        ({1: [0, 1], 8: [0, 4]}, 1, 2),
+        ({1: [9, 1.3, 1, 1], 8: [9, 1, 1, 1]}, 1, 4),  # the machine was busy for a moment: as quick as one
+        ({1: [9, 1, 1, 1], 8: [9, 1.3, 1.3, 0.8]}, 8, 4),
+        ({1: [9, 1, 1, 1], 8: [9, 0.95, 0.95, 0.95]}, 1, 4),  # not worth it
+    ],
+    ids=str,
+)
+def test_the_measurement_is_in_turns_until_it_is_clear(each, best, turns, tmp_path, monkeypatch):
+    """A clock by hand: the seconds of each turn of all clients, one after the other and at once."""
+    now, begun = [0.0], {1: 0, 8: 0}
+
+    def taking(self, f, shared, data, clients, mine, stage, count):
+        now[0] += each[count][begun[count] // (8 // count)] / (8 // count)
+        begun[count] += 1
+
+    monkeypatch.setattr(host, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(host, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(HostEngine, "_run", taking)
+    monkeypatch.setattr(HostEngine, "_kind", lambda *_: "such")
+    assert HostEngine()._measured(None, None, None, None, range(10)) == best
+    assert begun == {1: 8 * turns, 8: turns}
+    assert json.loads((tmp_path / "at_once.json").read_text()) == {"such": best}
 
 
 class _Known(Exception):
@@ -138,6 +170,32 @@ def test_states_exist_for_those_who_took_part_only(stores):
     case.run(participation=[[0, 3], [], [3, 7]], rounds=3)
     assert [dict(store.versions) for store in stores] == [{0: 1, 3: 1}, {0: 1, 3: 1}, {0: 1, 3: 3, 7: 3}]
     assert all(isinstance(leaf, np.ndarray) for leaf in stores[-1].held[3])
+
+
+def test_clients_rows_are_indices_into_one_copy_of_the_data():
+    federation = case.federation()
+    _, rows = HostEngine().load([federation], np.float32)
+    assert rows.index is federation.rows
+    assert rows.x.shape == federation.dataset.x.shape
+
+
+def test_large_states_have_memory_of_their_own_that_is_given_back():
+    """In one mapping, as they were, whatever their types; what is small stays where it is."""
+    state = {
+        "w": jnp.arange(300_000, dtype=jnp.float32),
+        "seen": jnp.asarray(True),
+        "none": jnp.zeros((0, 3)),
+        "y": -1.5,
+    }
+    own = packed(state)
+    assert {name: (a.dtype, a.shape) for name, a in own.items()} == {
+        name: (np.asarray(a).dtype, np.shape(a)) for name, a in state.items()
+    }
+    jax.tree.map(np.testing.assert_array_equal, own, state)
+    assert isinstance(own["w"].base, mmap.mmap)
+    assert all(a.ctypes.data % 64 == 0 for a in own.values())
+    small = {"w": np.zeros(3)}
+    assert packed(small) is small
 
 
 # On disk
@@ -212,7 +270,8 @@ def test_a_round_that_is_not_finite_keeps_the_old_states_and_names_the_client(st
 def test_a_learning_rate_that_diverges_stops_the_run():
     run = case.run(settings=fp.FedAvg(epochs=20, step=1e200), rounds=3)
     assert run.outcome_kind is Outcome.NONFINITE
-    assert run.where.startswith("round 0, client ")
+    told = r"round 0, client \d+: its upload is not finite; at the model it was sent its loss was \d\.\d+"
+    assert re.fullmatch(told, run.where)
     assert np.all(np.isfinite(flat(run.model)))
     assert any(notice.startswith("The run stopped: round 0, client ") for notice in run.notices)
 

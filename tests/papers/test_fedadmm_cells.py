@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 from itertools import pairwise
@@ -13,7 +14,6 @@ import numpy as np
 import pytest
 
 from fedpact import data, papers
-from fedpact import tune as tune_module
 from fedpact.algorithms import FedADMM, FedAvg, FedSGD
 from fedpact.core.errors import InvalidArgument, UnknownName
 from fedpact.core.stop import Outcome, Target
@@ -25,6 +25,7 @@ from fedpact.papers.fedadmm_rounds import reductions
 from fedpact.papers.study import Study
 from fedpact.problems import TwoLayer
 
+run_module = importlib.import_module("fedpact.run")  # fedpact.run is the function
 CELL = Cell("mnist", 100, "iid")
 ROUND = 60_000 * 0.1 * 5 + 10_000 / 3  # samples of a round of five epochs, and the test set forward only
 
@@ -111,8 +112,8 @@ def test_a_run_cut_at_fewer_rounds_than_it_may_take_is_missing(results):
 
 
 def test_before_any_run_rounds_are_those_expected_and_seconds_those_known(results):
-    """Three runs of 10 rounds, and tuning: four candidates for two rounds, two for five."""
-    rounds = 3 * 10 + 4 * 2 + 2 * 5
+    """Three runs of 10 rounds; four candidates for two rounds, two of them for three more, one of which goes on."""
+    rounds = 3 * 10 + 4 * 2 + 2 * 3 - 5
     assert cells.estimate(results, mine()) == pytest.approx(rounds * ROUND * cells.SECONDS["mnist"] / 3600)
     assert cells.estimate(results, mine(rate=0.1)) == pytest.approx(30 * ROUND * cells.SECONDS["mnist"] / 3600)
 
@@ -135,16 +136,16 @@ def test_seconds_are_those_of_the_same_dataset(results):
 
 
 def test_a_baseline_takes_three_times_the_rounds_and_fedprox_tunes_sixteen(results):
-    """FedSGD: one pass a round. FedProx: 16 for one round, 6 for two, 2 for five, with E_i drawn from 1..5."""
+    """FedSGD: one pass a round. FedProx: 16 for one round, 6 to two, 2 to five, with E_i drawn from 1..5."""
     entry, second = mine(), cells.SECONDS["mnist"] / 3600
     by = {e.label: e for e in baselines(CELL, 5, 200, entry)}
     once = 6_000 + 10_000 / 3
-    assert cells.estimate(results, by["FedSGD"]) == pytest.approx((30 + 18) * once * second)
+    assert cells.estimate(results, by["FedSGD"]) == pytest.approx((30 + 9) * once * second)
     drawn = 6_000 * 3 + 10_000 / 3
-    assert cells.estimate(results, by["FedProx"]) == pytest.approx((30 + 16 + 12 + 10) * drawn * second)
+    assert cells.estimate(results, by["FedProx"]) == pytest.approx((30 + 16 + 6 + 6 - 5) * drawn * second)
     done(results, entry, reached=8)
     second = results.seconds("mnist") / 3600
-    assert cells.estimate(results, by["FedSGD"]) == pytest.approx((24 + 18) * once * second)
+    assert cells.estimate(results, by["FedSGD"]) == pytest.approx((24 + 9) * once * second)
 
 
 def test_a_run_of_a_fixed_length_takes_all_its_rounds(results):
@@ -209,14 +210,20 @@ def test_a_run_that_was_interrupted_is_no_row(study, results, faked, monkeypatch
     assert results.rows == []
 
 
-def test_a_run_that_was_cut_goes_on_from_its_checkpoint(study, results, monkeypatch):
-    """A real one, on a small network: cut in round 2, it ends as one that was not, and its folder is gone."""
-    entry = Entry(CELL, "FedADMM", FedADMM(batch=5, rate=0.1), seeds=1, most=4, to_target=False)
+@pytest.fixture
+def small(monkeypatch):
+    """Real runs of a small network; the rates and the rounds up to which each was asked for."""
     x, y = np.random.default_rng(0).normal(size=(200, 5)), np.arange(200) % 2
     dataset = dataclasses.replace(data.from_arrays(x, y), test=np.arange(50))
     monkeypatch.setattr(cells, "available", lambda dataset: True)
     monkeypatch.setattr(Cell, "federation", lambda self, seed: dataset.split(clients=20, seed=seed))
     monkeypatch.setattr(Cell, "problem", property(lambda self: TwoLayer(inputs=5, hidden=3, classes=2)))
+    return SimpleNamespace(run=cells.run, runs=[], dataset=dataset)
+
+
+def test_a_run_that_was_cut_goes_on_from_its_checkpoint(study, results, monkeypatch, small):
+    """Cut in round 2, it ends as one that was not, and its folder is gone."""
+    entry = Entry(CELL, "FedADMM", FedADMM(batch=5, rate=0.1), seeds=1, most=4, to_target=False)
     whole = Results(results.path.with_name("other") / "results.csv", "now")
     cells.fill(study, whole, [entry], math.inf)
     save, saved = RunFolder.save, []
@@ -238,22 +245,17 @@ def test_a_run_that_was_cut_goes_on_from_its_checkpoint(study, results, monkeypa
     assert list((results.path.parent / "under-way").iterdir()) == []
 
 
-def test_a_tuning_that_was_cut_goes_on_with_the_trials_it_has(study, tmp_path, results, monkeypatch):
-    """A real one, of four rates for two rounds and two for five: cut in its third trial, its hours are of all."""
-    entry = Entry(CELL, "FedADMM", FedADMM(batch=5, epochs=1), tuned=True)
-    x, y = np.random.default_rng(0).normal(size=(200, 5)), np.arange(200) % 2
-    dataset = dataclasses.replace(data.from_arrays(x, y), test=np.arange(50))
-    monkeypatch.setattr(Cell, "federation", lambda self, seed: dataset.split(clients=20, seed=seed))
-    monkeypatch.setattr(Cell, "problem", property(lambda self: TwoLayer(inputs=5, hidden=3, classes=2)))
-    run, runs = tune_module.run, []
+def test_a_tuning_that_was_cut_goes_on_with_the_trials_it_has(study, tmp_path, results, monkeypatch, small):
+    """Four rates for two rounds and two of them to five: cut in its third trial; its hours are of those not chosen."""
+    entry, runs = Entry(CELL, "FedADMM", FedADMM(batch=5, epochs=1), tuned=True), []
 
     def cut(settings, *args, **options):
         runs.append((settings.rate, options["rounds"]))
         if len(runs) == 3:
             raise MemoryError
-        return run(settings, *args, **options)
+        return small.run(settings, *args, **options)
 
-    monkeypatch.setattr(tune_module, "run", cut)
+    monkeypatch.setattr(cells, "run", cut)
     with pytest.raises(MemoryError):
         cells.chosen(study, results, entry)
     again = Study(tmp_path / "table3", tmp_path / "cells.jsonl", True, "now")
@@ -263,7 +265,53 @@ def test_a_tuning_that_was_cut_goes_on_with_the_trials_it_has(study, tmp_path, r
     assert len([rounds for _, rounds in runs if rounds == 5]) == 2
     assert settings.rate in cells.RATES
     assert cells.chosen(again, results, entry) == (settings, hours), "what is kept has its hours"
-    assert hours > 0
+    trials = {line["cell"]: line["result"] for line in map(json.loads, again.path.read_text().splitlines())}
+    others = [one["hours"] for what, one in trials.items() if json.loads(what)["settings"]["rate"] != settings.rate]
+    assert len(others) == 4
+    assert hours == pytest.approx(sum(others))
+
+
+def test_trials_and_the_run_of_the_best_go_on_where_they_were(study, results, monkeypatch, small):
+    """As one run of the rate that was chosen, from its first round; nothing of the others is left."""
+    entry = Entry(CELL, "FedADMM", FedADMM(batch=5, epochs=1), tuned=True, most=8, to_target=False)
+    begun, drive = [], run_module.drive
+
+    def watched(*args, resumed=None, **options):
+        begun.append((args[5], resumed.history.rounds if resumed else 0))
+        return drive(*args, resumed=resumed, **options)
+
+    monkeypatch.setattr(run_module, "drive", watched)
+    cells.fill(study, results, [entry], math.inf)
+    assert [pair for pair in begun if pair[0]] == [(2, 0)] * 4 + [(5, 2)] * 2 + [(8, 5)]
+    (row,) = results.find(entry)
+    chosen = cells._with(entry.settings, {"rate": row.settings["rate"]})
+    whole = small.run(chosen, CELL.problem, CELL.federation(0), rounds=8, participation=0.1, engine=CELL.engine)
+    assert row.accuracies == pytest.approx(whole.history.column("test_accuracy"), abs=5e-5)
+    assert list((results.path.parent / "under-way").iterdir()) == []
+
+
+def test_networks_are_jax_s_without_pytorch(monkeypatch):
+    """One client after the other; with it they are PyTorch's (tests_extras/test_torch_cnn.py)."""
+    monkeypatch.setattr(cells, "find_spec", lambda name: None)
+    assert [type(Cell(d, 100, "iid").problem).__name__ for d in ("fmnist", "cifar")] == ["CNN1", "CNN2"]
+    assert CELL.engine.at_once == 1
+
+
+def test_who_is_sooner_at_the_target_is_better_than_who_is_more_accurate_then():
+    """Of the trials that get there; any of them is better than one that does not, and one that breaks the worst."""
+
+    def ended(*accuracies, kind=Outcome.ROUNDS):
+        column = np.array(accuracies)
+        return SimpleNamespace(
+            history=SimpleNamespace(column=lambda name: column, end=lambda name: column[-1]), outcome_kind=kind
+        )
+
+    soon, late, never = ended(0.1, 0.971), ended(0.1, 0.9, 0.99), ended(0.1, 0.9, 0.9, 0.96)
+    broken = ended(0.1, 0.969, kind=Outcome.NONFINITE)
+    scores = [cells._score(mine(), one) for one in (soon, late, never, broken)]
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == 4
+    assert cells._score(mine(to_target=False), late) == 0.99, "where all rounds are run it is the accuracy"
 
 
 # Tables and claims
@@ -277,7 +325,7 @@ def test_a_table_has_the_hours_of_tuning_and_of_what_is_left(results, monkeypatc
     row = fedadmm._row(results, entry)
     assert (row["hours"], row["tuning hours"], row["to do"]) == (1.0, 0.25, "0.5 h")
     absent = admm(Cell("cifar", 1000, "iid"), 20, None, expected=7, vary=False)
-    rounds = 7 + 18
+    rounds = 7 + 8 + 6 - 5
     hours = rounds * (5_000 * 20 + 10_000 / 3) * 1e-3 / 3600
     assert fedadmm._row(results, absent)["to do"] == f"{hours:.1f} h, data absent"
     done(results, entry, seed=2)
@@ -374,9 +422,12 @@ def test_a_cell_on_which_rate_01_does_not_train_has_what_table_3_found(figure, s
 def test_the_runs_that_the_docs_tell_of_are_those_of_table_3():
     """Labels and settings of entries are what rows are found by: who changes one loses days of computing."""
     kept = Results(Path(__file__).parents[2] / "docs" / "fedadmm_results.csv", "now")
-    found = {e.label: kept.find(e) for e in fedadmm._table3_entries() if e.cell.name == "mnist-100-noniid"}
-    assert [row.reached for row in found["FedADMM"]] == [24, 19, 19]
-    assert [row.reached for row in found["FedAvg, all but duals of FedADMM"]] == [25]
+    found = {(e.cell.name, e.label): [row.reached for row in kept.find(e)] for e in fedadmm._table3_entries()}
+    assert found["mnist-100-iid", "FedADMM"] == [8, 8, 11]
+    assert found["mnist-100-iid", "FedADMM as printed"] == [None]
+    assert found["fmnist-1000-iid", "FedADMM"] == [3, 4, 3]
+    assert found["mnist-100-noniid", "FedADMM"] == [24, 19, 19]
+    assert found["mnist-100-noniid", "FedAvg, all but duals of FedADMM"] == [25]
 
 
 @pytest.mark.parametrize("claims", [lambda r, e: fedadmm._best(r, e, CELL.name)[1:], fedadmm._fewest])
@@ -551,7 +602,8 @@ def test_an_algorithm_that_no_cell_asked_for_has_is_refused_before_any_run(study
     with pytest.raises(UnknownName, match=said):
         drawn(study, results, monkeypatch, cells=["mnist-100-iid"], algorithms=["FedADMM", "FedAMM"])
     own = ["FedADMM, the paper's E and B"]
-    assert drawn(study, results, monkeypatch, algorithms=own)[0] == [("mnist-100-noniid", *own)]
+    have = ("mnist-100-noniid", "fmnist-1000-iid")
+    assert drawn(study, results, monkeypatch, algorithms=own)[0] == [(cell, *own) for cell in have]
     with pytest.raises(UnknownName, match=r"got \"FedADMM, the paper's E and B\"\."):
         drawn(study, results, monkeypatch, cells=["mnist-100-iid"], algorithms=own)
 

@@ -349,9 +349,12 @@ def test_a_numeric_target():
         fp.run(fp.FedSGD(), SMALL, federation, rounds=1)
 
 
-def test_parameters_that_are_not_floating_point():
-    said = refused(own(lambda key: {"a": jnp.zeros((6, 3)), "b": jnp.zeros(3, jnp.int32)}))
-    assert said.startswith("parameters of Network must be floating point, got int32 at ['b'].")
+def test_parameters_that_are_not_floating_point(tmp_path):
+    """Refused as the experiment is made: nothing of its folder is there."""
+    whole = own(lambda key: {"a": jnp.zeros((6, 3)), "b": jnp.zeros(3, jnp.int32)})
+    assert refused(whole).startswith("parameters of Network must be floating point, got int32 at ['b'].")
+    refused(whole, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_function_of_the_wrong_output_or_input():
