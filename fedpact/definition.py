@@ -126,6 +126,8 @@ class Experiment:
         hint = "What nodes tell of their rows would tell what the noise hides."
         told = not away or self.telemetry == "none"
         require(told, "telemetry", '"none" in a private federation', self.telemetry, hint=hint)
+        noted = away and getattr(self.engine, "notes", False)
+        require(not noted, "notes", "false in a private federation", True, hint=hint)
         self.participation.check(self.seed, self.rounds, self.federation.clients)
         self._check_own()
         self.problem.check(self.federation)
@@ -198,7 +200,7 @@ class Experiment:
         """Of all that decides the numbers; the number of rounds may grow."""
         config = self.config()
         del config["run"]["rounds"]
-        loose = getattr(self.engine, "loose", ())  # how long to wait, and for whom: it may change from resume to resume
+        loose = getattr(self.engine, "loose", ())  # how long to wait, and where: it may change from resume to resume
         fields = [f.name for f in dataclasses.fields(self.engine) if f.compare and f.name not in loose]
         engine = {name: getattr(self.engine, name) for name in fields}
         return checkpoint.digest(config | {"engine": engine})

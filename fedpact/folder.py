@@ -32,6 +32,7 @@ from fedpact.core.files import (
     json_text,
     make_folder,
     read_json,
+    remove_torn,
     write_atomic,
     write_json,
     writing,
@@ -221,9 +222,7 @@ class RunFolder:
 
     def _settle(self, experiment: Any, source: Mapping[str, Any] | None) -> None:
         """Everything was checked: the folder is this run's."""
-        with writing(self.folder):
-            for torn in self.folder.glob(".*.tmp"):  # of a life that was killed while writing
-                torn.unlink(missing_ok=True)
+        remove_torn(self.folder)
         if source is not None:
             write_json(self.folder / "experiment.json", source)
         write_json(self.folder / "config.json", experiment.config())
@@ -274,8 +273,12 @@ class RunFolder:
             lines = path.read_bytes().splitlines(keepends=True)
             write_atomic(path, b"".join(line for line in lines if _round_of(line) <= rounds))
 
-    def _tell_events(self, events: list[dict[str, Any]]) -> None:
-        text = "".join(f"{json.dumps(event, ensure_ascii=False)}\n" for event in events)
+    def _tell_events(self, events: list[dict[str, Any]], anew: bool = True) -> None:
+        """Write them down; `anew` is false where a run that had ended before may have told them already."""
+        lines = [f"{json.dumps(event, ensure_ascii=False)}\n" for event in events]
+        path = self.folder / EVENTS
+        before = set() if anew or not path.is_file() else set(path.read_text("utf-8").splitlines(keepends=True))
+        text = "".join(line for line in lines if line not in before)
         if text:
             append_synced(self.folder / EVENTS, text.encode())
 
@@ -326,7 +329,7 @@ class RunFolder:
     def finish(self, result: Any) -> None:
         """Save the end, the model and the result."""
         self._reopen()
-        self._tell_events([event for event in self._events() if event["what"] == "after_end"])
+        self._tell_events(self._events(), anew=False)  # of the last row's telemetry, and after the end
         self.save()
         if self.written == 0:
             append_synced(self.folder / "history.csv", result.history.lines().encode())

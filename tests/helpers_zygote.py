@@ -34,6 +34,10 @@ MODULES = (
 def child(request: dict) -> int:
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
+    if "JAX_COMPILATION_CACHE_DIR" in request["env"]:  # which JAX has read when it was imported
+        importlib.import_module("jax").config.update(
+            "jax_compilation_cache_dir", request["env"]["JAX_COMPILATION_CACHE_DIR"]
+        )
     for descriptor, path in ((0, os.devnull), (1, request["stdout"]), (2, request["stderr"])):
         handle = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(handle, descriptor)

@@ -158,7 +158,8 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(zygote, command, people
 
 
 def test_ctrl_c_before_the_first_round_ends_quietly_too(zygote, command, people, tmp_path):
-    process = zygote.start("run", people, "--out", "run", cwd=tmp_path, env={"FEDPACT_CACHE": str(tmp_path / "cold")})
+    cold = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cold")}
+    process = zygote.start("run", people, "--out", "run", cwd=tmp_path, env=cold)
     while not (tmp_path / "run" / "environment.json").exists() and process.poll() is None:
         time.sleep(0.002)
     process.send(signal.SIGINT)  # it compiles now, with a cache that is empty

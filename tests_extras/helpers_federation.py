@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import sqlite3
 import threading
 import time
@@ -13,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from fedpact.experiment import build, read
-from fedpact.flower.local import Local
+from fedpact.flower.local import Local, processes_of
 from fedpact.run import execute
 
 #: In how many runs faults strike, each at other moments; `make drills-network` has three.
@@ -158,6 +159,18 @@ def harmed(experiment, folder, seconds, say, harm):
         harming.result()
     assert federation.processes_of() == []
     return federation
+
+
+def nothing_left(folder, seconds=60):
+    """Wait until nothing runs for a federation's folder; what is there after that is killed, and the test fails."""
+    until = time.monotonic() + seconds
+    while left := processes_of(folder):
+        if time.monotonic() > until:
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            raise AssertionError(f"processes must have ended after {seconds} s, got {left}, which were killed")
+        time.sleep(0.2)
 
 
 def lines_of(path):

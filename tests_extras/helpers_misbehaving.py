@@ -15,7 +15,8 @@ import numpy as np
 
 import fedpact as fp
 from fedpact.core.wire import Message, unpack
-from fedpact.flower.node import Node, RunAtNode, _digest_of
+from fedpact.flower.node import Node
+from fedpact.flower.run_at_node import RunAtNode, _digest_of
 
 PLAN = "plan.json"
 honest = Node.on_step

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 import fedpact as fp
-from fedpact.flower import node
+from fedpact.flower import node, run_at_node
 
 NAMES, PLAN = "abc", "plan.json"
 KINDS = ("step", "measure", "mask_shares", "mask_words", "mask_reveal")
-arrays_of = node._arrays
+arrays_of = run_at_node._arrays
 under_way = ["", -1]  # what is being summed, and in which round
 
 
@@ -33,7 +33,7 @@ def rows(client):
             file.writelines(np.asarray(array, np.float64).tobytes() for array in made)
         return made
 
-    node._arrays = told
+    run_at_node._arrays = told
     for kind in KINDS:
         setattr(node.Node, f"on_{kind}", mortal(name, kind, HONEST[kind]))
     return fp.data.breast_cancer().split(how="iid", clients=len(NAMES), seed=0).client(client)

@@ -169,7 +169,8 @@ SAID = {
     kill_node_unseen: "in the run's log: node '(a|\\d+)' (did not answer|is silent)",
     kill_superlink: "superlink was lost and started again",
     kill_server_app: "the server app was lost; the run is resumed",
-    hang_node: "in the run's log: node '(a|\\d+)' is silent for 60 s; it is asked again",
+    # Flower may give up the process that carried the question (its error 8) before the server has waited for a minute.
+    hang_node: "in the run's log: node '(a|\\d+)' (did not answer|is silent for 60 s; it is asked again)",
 }
 FAULTS = tuple(SAID)
 #: Those that may strike before round 1, while nodes are gathered and agree on their features.

@@ -17,12 +17,13 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
-from helpers_federation import ALGORITHMS, MOMENTS, PARTIES, flower, same, simulated, text
+from helpers_federation import ALGORITHMS, MOMENTS, PARTIES, flower, nothing_left, same, simulated, text
+from helpers_listening import LOOPBACK, listening
 from helpers_wire import Wire
 from sklearn.datasets import load_breast_cancer
 
 import fedpact as fp
-from fedpact.flower.local import MARK, NAME, Local, make_certificates, make_node_key, processes_of
+from fedpact.flower.local import MARK, NAME, Local, make_certificates, make_node_key
 from fedpact.flower.operators import write_all
 from fedpact.run import Run
 
@@ -68,6 +69,7 @@ def test_the_same_experiment_on_local_ray_and_flower_has_the_same_history(federa
             path.write_text(text(name, PARTIES if name.startswith("vertical") else flower(), precision))
             federation.submit(path, runs[name, precision])
         wait_for([runs[case] for case in wave], 900, errors)
+    _listens_on_loopback_alone(federation)
     for case, path in runs.items():
         same(Run.load(path), local[case], _tolerance(case))
     _nothing_of_a_row_crossed(federation, [Run.load(runs[name, "double"]) for name in ("fedavg", "fedpdm")])
@@ -75,6 +77,13 @@ def test_the_same_experiment_on_local_ray_and_flower_has_the_same_history(federa
     for case in everywhere:
         same(simulated(case[0], tmp_path, 'engine = "ray"', case[1]), local[case], _tolerance(case))
     ray.shutdown()
+
+
+def _listens_on_loopback_alone(federation):
+    """The SuperLink and both SuperNodes listen; no process of the federation does on an address that others reach."""
+    found = listening(federation.processes_of())
+    assert sum(bool(one) for one in found.values()) >= 3
+    assert set().union(*found.values()) <= LOOPBACK
 
 
 def _nothing_of_a_row_crossed(federation, runs):
@@ -201,7 +210,7 @@ def test_the_files_that_init_writes_make_a_federation(tmp_path):
     finally:
         for process in reversed(started):
             process.terminate()
-    _until(lambda: processes_of(folder) == [], 60)
+        nothing_left(folder)
     assert [process.wait(1) for process in started][1:] == [143, 143]
 
 

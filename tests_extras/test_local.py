@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,9 +18,11 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
+from helpers_federation import nothing_left
+
 from fedpact.cli import main
 from fedpact.core.errors import ClientError, InvalidArgument, OutputError
-from fedpact.flower import local
+from fedpact.flower import local, resident
 from fedpact.flower.local import Local, processes_of, quiet_environment
 from fedpact.flower.operators import write_all
 from fedpact.folder import is_run
@@ -87,6 +92,15 @@ def test_the_end_signals_nobody_who_has_the_number_of_a_process_that_ended(feder
     monkeypatch.setattr(local.os, "kill", lambda *given: killed.append(given))
     federation.stop()
     assert killed == []
+
+
+def test_the_end_leaves_no_socket_that_would_tell_of_a_lost_process(federation, tmp_path):
+    path = resident._socket_path(federation.folder / "state" / "a")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    assert path.exists()
+    federation.stop()
+    assert not path.exists()
 
 
 def test_a_node_is_not_called_as_the_superlink_is(tmp_path):
@@ -200,12 +214,12 @@ def test_up_starts_nothing_for_an_experiment_that_is_none(tmp_path, capsys):
 
 def test_kill_9_of_up_ends_what_it_started(tmp_path):
     """As an operator's terminal that is torn away: nothing could be cleaned up, and nothing stays."""
-    command = [sys.executable, "-m", "fedpact", "federation", "up", "--nodes", "1", "--folder", str(tmp_path / "f")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as up:
+    folder = tmp_path / "f"
+    command = [sys.executable, "-m", "fedpact", "federation", "up", "--nodes", "1", "--folder", str(folder)]
+    with started(folder, command, stdout=subprocess.PIPE, text=True) as up:
+        assert select.select([up.stdout], [], [], 240)[0]
         assert "node-0" in up.stdout.readline()
-        assert len(processes_of(tmp_path / "f")) >= 2
-        up.kill()
-    nothing_left(tmp_path / "f")
+        assert len(processes_of(folder)) >= 2
 
 
 def test_kill_9_of_run_ends_what_it_started_in_the_middle_of_a_round(experiment, tmp_path):
@@ -213,20 +227,21 @@ def test_kill_9_of_run_ends_what_it_started_in_the_middle_of_a_round(experiment,
     experiment.write_text(f"{EXPERIMENT}[split]\nclients = 1\n[run]\nrounds = 1000\n")
     out, folder = tmp_path / "run", tmp_path / "f"
     command = [sys.executable, "-m", "fedpact", "federation", "run", str(experiment), "--nodes", "1"]
-    with subprocess.Popen([*command, "--folder", str(folder), "--out", str(out)], stderr=subprocess.DEVNULL) as one:
+    with started(folder, [*command, "--folder", str(folder), "--out", str(out)], stderr=subprocess.DEVNULL) as one:
         until = time.monotonic() + 240
         while not (out / "history.csv").is_file():
             assert one.poll() is None
             assert time.monotonic() < until
             time.sleep(0.2)
         assert processes_of(folder, "superlink", "flwr-serverapp")
-        one.kill()
-    nothing_left(folder)
     assert is_run(out)
 
 
-def nothing_left(folder):
-    until = time.monotonic() + 60
-    while left := processes_of(folder):
-        assert time.monotonic() < until, left
-        time.sleep(0.2)
+@contextlib.contextmanager
+def started(folder, command, **options):
+    """A process with a federation in this folder. It is killed, also where the test fails, and nothing of it stays."""
+    with contextlib.ExitStack() as end:
+        end.callback(nothing_left, folder)
+        process = end.enter_context(subprocess.Popen(command, **options))
+        end.callback(process.kill)
+        yield process

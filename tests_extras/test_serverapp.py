@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import logging
+import ssl
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
+
+import httpx
 
 from fedpact.core import files
 from fedpact.core.errors import DataError, FolderHeld
@@ -138,6 +141,22 @@ def test_why_a_run_has_ended_is_in_the_log_where_the_disk_is_full(
     assert again.value is error or again.value.code == 1
     assert sentence in caplog.text
     assert "word of it could not be left: output folder must be writable" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(ConnectionResetError("cut"), None), (ssl.SSLEOFError("cut"), None), (ValueError("x"), "httpx")],
+)
+def test_who_has_lost_its_superlink_leaves_no_word_so_that_the_run_is_resumed(
+    error, cause, start, tmp_path, monkeypatch
+):
+    def ended(*_):
+        raise error from (httpx.ConnectError("cut") if cause else None)
+
+    monkeypatch.setattr(serverapp, "federate", ended)
+    with pytest.raises(type(error)):
+        start()
+    assert not (tmp_path / "run.error").exists()
 
 
 def test_why_nodes_are_not_ready_is_said_of_each(start, tmp_path):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,10 @@ import pytest
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
+from helpers_federation import nothing_left
+
 from fedpact.flower.local import MARK, processes_of
-from fedpact.flower.warm import COMMAND, commands
+from fedpact.flower.warm import COMMAND, _forked, _given, commands
 
 if sys.platform != "linux":
     pytest.skip("forks are for Linux", allow_module_level=True)
@@ -76,7 +80,7 @@ def starter(tmp_path):
     made.process.kill()
     made.process.wait()
     kill(*made.of(OWN))  # Flower's own command, which finds nobody, first waits to try again
-    until(lambda: processes_of(tmp_path) == [], 20)
+    nothing_left(tmp_path, 20)
 
 
 def until(holds, seconds=60):
@@ -164,8 +168,51 @@ def test_one_that_does_not_answer_is_not_waited_for_long(starter):
 
 def test_without_flower_s_own_command_it_is_a_sentence(tmp_path):
     starter = Starter(tmp_path, "/nowhere")
-    starter.start("--help")
-    until(lambda: f"{COMMAND} must be in PATH, got none beside {tmp_path}/bin/{COMMAND}." in starter.log.read_text())
-    starter.process.kill()
-    starter.process.wait()
-    until(lambda: processes_of(tmp_path) == [], 15)
+    told = f"{COMMAND} must be in PATH, got none beside {tmp_path}/bin/{COMMAND}."
+    try:
+        starter.start("--help")
+        until(lambda: told in starter.log.read_text())
+    finally:
+        starter.process.kill()
+        starter.process.wait()
+        nothing_left(tmp_path, 15)
+
+
+def test_arguments_reach_the_warm_process_whatever_bytes_they_have():
+    """A path need not be UTF-8."""
+    arguments, address = ["--flwr-dir", os.fsdecode(b"/srv/caf\xe9")], f"\0fedpact-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, ThreadPoolExecutor(1) as pool:
+        server.bind(address)
+        server.listen(1)
+        server.settimeout(20)
+        asked = pool.submit(_forked, address, arguments)
+        connection, given, ends = _given(server)
+        connection.send(b"1")
+        connection.close()
+        assert given == arguments
+        for end in (*ends, asked.result(20)):
+            os.close(end)
+
+
+#: Flower's command in a node's place: it waits as Flower does, and tells for how long. (A test of what Flower calls.)
+WAITS = """
+import inspect, time
+from flwr.supernode import cli, start_client_internal
+from fedpact.flower import warm
+
+def waits():
+    begun = time.monotonic()
+    start_client_internal.time.sleep(3)
+    print(time.monotonic() - begun)
+
+assert "time.sleep(" in inspect.getsource(start_client_internal)
+cli.flower_supernode = waits
+warm.node([])
+"""
+
+
+def test_a_node_on_the_server_s_machine_does_not_wait_as_long_as_flower_does():
+    """Where Flower comes to wait in another way, the pauses are its own again, and this fails."""
+    told = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr
+    assert 0.5 <= float(told.stdout) < 2.5

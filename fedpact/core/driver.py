@@ -241,13 +241,36 @@ def _wire(loop: Loop, carry: Carry, hellos: Any, data: Any, root: Any, trials: b
     down = loop.algorithm.broadcast(state.server)
     batch, client = loop.engine.one_client(data), loop.engine.one_state(state.clients)
 
-    def upload(client: Any, batch: Any) -> Any:
-        return loop.algorithm.client_step(down, client, batch, loop.grad, client_key(root, 0, batch.client))[1]
+    native = getattr(loop.problem, "native", False)  # what is not JAX's cannot be traced: it is done, without training
+    grad = _Still() if native else loop.grad
 
-    native = getattr(loop.problem, "native", False)  # what is not JAX's cannot be traced: it is done
+    def upload(client: Any, batch: Any) -> Any:
+        return loop.algorithm.client_step(down, client, batch, grad, client_key(root, 0, batch.client))[1]
+
     with _named(loop, f"round 0, client {batch.client}, client_step"):
         sent = upload(client, batch) if native else jax.eval_shape(upload, client, batch)
         return _Wire(wire_bytes(hellos), wire_bytes(down), wire_bytes(sent))
+
+
+class _Still:
+    """An oracle for the types of messages alone: flat everywhere, and training stays where it is."""
+
+    def __call__(self, w: Any, batch: Any) -> Any:
+        return 0.0 * w
+
+    def value_and_gradient(self, w: Any, batch: Any) -> tuple[Any, Any]:
+        return np.zeros(()), 0.0 * w
+
+    def train(self, w: Any, *_: Any, **__: Any) -> Any:
+        return _Stayed(w)
+
+
+class _Stayed(NamedTuple):
+    """What training returns (`problems.training.Trained`)."""
+
+    w: Any
+    steps: int = 0
+    loss: float = 0.0
 
 
 @contextmanager

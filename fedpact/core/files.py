@@ -99,6 +99,13 @@ def _rename_all(contents: Mapping[Path, bytes], mode: int = 0o666) -> None:
         sync_folder(folder)
 
 
+def remove_torn(folder: Path) -> None:
+    """Remove what a process left in a folder that was killed while it wrote there."""
+    with writing(folder):
+        for torn in folder.glob(".*.tmp"):
+            torn.unlink(missing_ok=True)
+
+
 def _make_missing(folder: Path, made: list[Path]) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):

@@ -8,6 +8,7 @@ one before it lists are removed.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,27 @@ from fedpact.core.files import make_folder, write_atomic, writing
 from fedpact.core.sealed import seal, unseal
 
 FOLDER = "clients"
+#: Bytes from which on a state has memory of its own.
+LARGE = 1 << 20
+
+
+def packed(state: Any) -> Any:
+    """The state's arrays copied into one mapping of their own, if they are large: it is given back as it was taken.
+
+    Left where they were computed they are blocks between others that live for a moment, and allocators do not get the
+    room between them back: 750 states of CNN1 held half as much again.
+    """
+    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, state))
+    ends = np.cumsum([-(-leaf.nbytes // 64) * 64 for leaf in leaves], dtype=np.int64)
+    if not leaves or ends[-1] < LARGE:
+        return state
+    block = mmap.mmap(-1, int(ends[-1]))
+    own = [
+        np.ndarray(leaf.shape, leaf.dtype, block, begin) for leaf, begin in zip(leaves, [0, *ends[:-1]], strict=True)
+    ]
+    for into, leaf in zip(own, leaves, strict=True):
+        into[...] = leaf
+    return jax.tree.unflatten(structure, own)
 
 
 def _name(client: int, version: int) -> str:

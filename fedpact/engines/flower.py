@@ -239,6 +239,8 @@ class FlowerEngine:
         questions = {i: Message("join", {"client": i, "clients": data.clients}, sent) for i in everyone}
         sums = self._running["sums"]
         summed = [False] * len(leaves) if sums is None else sums.summed(hello)
+        if sums is not None:
+            _say_what_is_shown(hello, summed)
         pick = lambda flag: [leaf for leaf, one in zip(leaves, summed, strict=True) if one is flag]
         masked = self._sum("join", 0, everyone, pick(True)) if any(summed) else None
         answers = self._all(questions, "join", masked)
@@ -316,14 +318,17 @@ class FlowerEngine:
         enough = max(1 if masked is None else masked.least, math.ceil(self.quorum * len(everyone)))
         answers = (masked or self.link).ask(questions, self.deadline, enough, self.patience)
         total: list[np.ndarray] | None = None
-        who, finite = [], True
+        who: list[int] = []
         why = dict.fromkeys(set(range(data.clients)) - set(everyone), "its state was lost in an earlier round")
         endless: dict[int, list[np.ndarray]] = {}  # what is not finite is left out where others' is; alone, it counts
         for i in sorted(answers):
             try:
                 message = usable(answers[i])
                 if masked is not None:
-                    finite = masked.add(i, message) and finite
+                    if masked.add(i, message):
+                        who.append(i)
+                    else:
+                        endless[i] = nothing(leaves)
                     continue
                 one = checked(message, leaves, self.name(i))
                 if not all(np.isfinite(a).all() for a in one):
@@ -337,14 +342,15 @@ class FlowerEngine:
                 continue
             total = one if total is None else [a + b for a, b in zip(total, one, strict=True)]
             who.append(i)
-        for i, one in endless.items():
+        for i in endless:
             log.warning("round %d, %s, measure: its numbers are not finite", t, self.name(i))
             why[i] = "its numbers are not finite"
-            if not who:
-                total = one if total is None else [a + b for a, b in zip(total, one, strict=True)]
-        who = who or list(endless)
-        if masked is not None:
-            total, who = masked.total() if finite else (nothing(leaves), everyone)
+        some = len(who) >= (1 if masked is None else masked.least)  # of fewer no masked sum is opened
+        if endless and not some:
+            total = [np.asarray(sum(a[1:], a[0])) for a in zip(*endless.values(), strict=True)]
+            who = sorted({*who, *endless})
+        elif masked is not None:
+            total, who = masked.total()
             why |= masked.left | masked.refused
         count = len(who)
         if total is None:
@@ -419,6 +425,19 @@ class FlowerEngine:
             except Refused as refused:
                 raise failed(f"{stage}: {self.name(i)}", refused) from None
         return answers
+
+
+def _say_what_is_shown(hello: Any, summed: Sequence[bool]) -> None:
+    """Of a secure run: which arrays of every node's first message the server sees as they are."""
+    named = jax.tree_util.tree_leaves_with_path(hello)
+    each = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in named]
+    shown = [name for name, one in zip(each, summed, strict=True) if not one]
+    if shown:
+        log.warning(
+            "secure masks sums alone: the server is told each node's own %s in its first message, for the algorithm "
+            "starts from more of it than the sum.",
+            ", ".join(shown),
+        )
 
 
 class Remote:

@@ -167,6 +167,8 @@ class RayEngine:
     address: str | None = None
     folder: str | None = None
     compiled, eager, first_block = False, False, 1
+    #: What may change when a run is resumed: numbers by rounding at most.
+    loose = ("workers", "threads", "address", "folder")
     _running: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

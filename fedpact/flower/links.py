@@ -187,8 +187,11 @@ class Grid(Telling):
                 continue
             try:
                 out.append((one.client, self._read(reply, one.client, "step")))
-            except (Refused, LookupError) as refused:
-                log.warning("late answer of node %r: %s", self.names[one.client], refused)
+            except Refused as refused:  # told of as one that is dropped; another copy of it may still come
+                out.append((one.client, refused))
+                continue
+            except LookupError as lost:
+                log.warning("late answer of node %r: %s", self.names[one.client], lost)
                 continue
             for number in one.same:
                 self.waiting.pop(number, None)

@@ -31,7 +31,7 @@ from typing import Any
 
 from fedpact.core.errors import ClientError, InvalidArgument, require, the_extra
 from fedpact.core.files import make_folder, write_atomic
-from fedpact.flower import warm
+from fedpact.flower import resident, warm
 from fedpact.folder import LOCK, _locked
 
 NAME = "fedpact"
@@ -234,8 +234,11 @@ def quiet_environment(folder: Path) -> dict[str, str]:
         "FLWR_HOME": str((folder / "flower").resolve()),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONUNBUFFERED": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
     }
+
+
+#: How often Flower's SuperExecs look for work, in seconds; Flower's own is 1. (`operators` has the same.)
+SOON = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 
 
 class Local:
@@ -288,6 +291,7 @@ class Local:
     def _launch(self, name: str, command: Sequence[str]) -> None:
         program, env = str(Path(sys.executable).parent / command[0]), quiet_environment(self.folder)
         env |= {MARK: f"{self.folder}:{name}", "PATH": os.pathsep.join([*self.commands, env["PATH"]])}
+        env |= SOON if self.commands else {}
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-S", "-c", TIED, str(os.getpid()), program, *command[1:]],
@@ -360,7 +364,7 @@ class Local:
 
     def start_node(self, name: str, key: str | None = None) -> None:
         """A SuperNode, with its own key, state and configuration."""
-        config = {"name": name, "state": str(self.folder / "state" / name), **self.configs[name]}
+        config = self._config(name)
         shown = " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())
         near = [Path(sys.executable).name, "-P", "-m", warm.__name__, "--node"]
         self._launch(
@@ -374,6 +378,9 @@ class Local:
                 *("--node-config", shown),
             ],
         )
+
+    def _config(self, name: str) -> dict[str, Any]:
+        return {"name": name, "state": str(self.folder / "state" / name), **self.configs[name]}
 
     def submit(self, experiment: Path, run: Path) -> int:
         """Start a run of an experiment's file; returns Flower's number of it."""
@@ -494,6 +501,8 @@ class Local:
         while left := self.processes_of():
             _signal(left, signal.SIGKILL)
             time.sleep(0.05)
+        for name in self.configs:
+            resident.forget(self._config(name))
         self.lock.close()
 
 

@@ -29,6 +29,8 @@ from fedpact.flower.warm import STARTER, born
 
 IDLE = 3600.0
 START = 120.0
+#: Seconds within which a process that was killed is gone.
+ENDING = 10.0
 
 
 def place_of(config: dict[str, Any]) -> Path:
@@ -44,6 +46,11 @@ def _socket_path(folder: Path) -> Path:
     if home.stat().st_uid != os.getuid():
         raise PermissionError(f"{home} is another user's")
     return home / sha256(str(folder).encode()).hexdigest()[:24]
+
+
+def forget(config: dict[str, Any]) -> None:
+    """Take away the socket of a process that was ended on purpose: left there, it tells the next that one was lost."""
+    _socket_path(place_of(config)).unlink(missing_ok=True)
 
 
 def _send(connection: socket.socket, content: bytes) -> None:
@@ -66,39 +73,41 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return b"".join(parts)
 
 
-class NotStarted(ConnectionError):
-    """The node's process has ended before it answered anything, and would again."""
-
-
 def ask(config: dict[str, Any], content: bytes) -> bytes:
-    """The resident's answer; it is started if it is not there, and again, once, if it is lost on the way."""
-    folder = place_of(config)
-    for attempt in range(2):
+    """The resident's answer; it is started if it is not there, and again, once, if it is lost on the way.
+
+    One that was killed takes connections until the system has taken it down: until then it is tried again.
+    """
+    folder, until = place_of(config), None
+    while True:
+        connection, started = _connected(folder, config)
         try:
-            with _connected(folder, config) as connection:
+            with connection:
                 _send(connection, content)
                 return _receive(connection)
-        except ConnectionError as error:
-            if attempt or isinstance(error, NotStarted):
+        except ConnectionError:
+            if until is not None and (started or time.monotonic() > until):
                 raise
-    raise ConnectionError("the node's process was lost twice")
+            until = until or time.monotonic() + ENDING
+            time.sleep(0.05)
 
 
-def _connected(folder: Path, config: dict[str, Any]) -> socket.socket:
+def _connected(folder: Path, config: dict[str, Any]) -> tuple[socket.socket, bool]:
+    """A connection, and whether the process at its other side was started for it."""
     path, started, log = _socket_path(folder), None, folder / "node.log"
     before, until = 0, time.monotonic() + START
     while time.monotonic() < until:
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(str(path))
-            return connection
+            return connection, started is not None
         except (FileNotFoundError, ConnectionRefusedError):
             connection.close()
         ended = None if started is None else started.poll()
         if ended is not None and ended > 0:  # 0: another one has the folder, and will answer; below: it was killed
             lines = log.read_bytes()[before:].decode(errors="replace").split("\n")
             last = next((line for line in reversed(lines) if line.strip()), f"exit code {ended}")
-            raise NotStarted(f"the node's process must start, got its end: {last} The rest is in {log}.")
+            raise ConnectionError(f"the node's process must start, got its end: {last} The rest is in {log}.")
         if started is None or ended is not None:
             before = log.stat().st_size if log.is_file() else 0
             started = _start(folder, config, killed=(ended or 0) < 0)

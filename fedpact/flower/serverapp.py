@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import ssl
 import sys
 import threading
 import time
@@ -152,8 +153,20 @@ def main(grid: FlowerGrid, context: Context) -> None:
         _failed(config, str(error))
         raise SystemExit(1) from None
     except Exception as error:
-        _failed(config, f"{type(error).__name__}: {error}. A defect of fedpact or of the model; the log has the rest.")
+        if not _of_the_link(error):  # who has lost its SuperLink ends without a word, and the run is resumed
+            told = f"{type(error).__name__}: {error}. A defect of fedpact or of the model; the log has the rest."
+            _failed(config, told)
         raise
+
+
+def _of_the_link(error: BaseException | None) -> bool:
+    """Whether it is of the connection to the SuperLink, by which Flower's own calls fail while that one dies."""
+    while error is not None:
+        kinds = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+        if isinstance(error, (ConnectionError, ssl.SSLError)) or kinds & {"httpx", "httpcore"}:
+            return True
+        error = error.__cause__
+    return False
 
 
 def _word(config: Any) -> Path:

@@ -32,6 +32,8 @@ from fedpact.experiment import check_rows, federation_of
 
 #: Keys of a node's configuration.
 KEYS = ("name", "client", "csv", "loader", "state", "threads", "epsilon", "delta")
+#: The folder, in a node's own, that says which run a server's session is of.
+KEPT = "sessions"
 
 
 #: A column whose cells are all this close to its mean, relatively, is constant: a sum of equal numbers is not exact.
@@ -341,7 +343,7 @@ class Part(Source):
 
 def _session_file(folder: Path, session: str) -> Path:
     """Names come from the network: hashed, they are no paths."""
-    return folder / "sessions" / hashlib.sha256(session.encode()).hexdigest()[:32]
+    return folder / KEPT / hashlib.sha256(session.encode()).hexdigest()[:32]
 
 
 def run_folder(folder: Path, run: Any) -> Path:
@@ -353,7 +355,7 @@ def run_folder(folder: Path, run: Any) -> Path:
 
 def remember(folder: Path, session: str, run: str) -> None:
     """Write down, at a node, which run a server's session is of."""
-    make_folder(folder / "sessions")
+    make_folder(folder / KEPT)
     write_atomic(_session_file(folder, session), run.encode())
 
 

@@ -30,7 +30,7 @@ import scipy.sparse
 
 from fedpact.core.contract import Batch
 from fedpact.core.errors import DataError, InvalidArgument
-from fedpact.core.files import make_folder, write_atomic
+from fedpact.core.files import make_folder, remove_torn, write_atomic
 from fedpact.core.sealed import seal, unseal
 from fedpact.core.vector import Vector
 from fedpact.core.vertical import Feedback, Layout, Split, block_of, closed, partial, total
@@ -183,6 +183,7 @@ class PartyAtNode:
         e, run = self.experiment, str(told.values.get("run"))
         self.folder = sources.run_folder(node.folder, run)
         make_folder(self.folder)
+        remove_torn(self.folder)
         self.layout: Layout = e.federation.layout
         self.away = [i for i in range(len(self.layout.columns)) if i != self.layout.closer]
         self.names = [f"party {i} ({name})" for i, name in enumerate(self.layout.names)]

@@ -123,7 +123,7 @@ def _forked(address: str, arguments: list[str]) -> int | None:
             return None
         watched, _held = os.pipe()
         ended, its = os.pipe()
-        socket.send_fds(connection, ["\0".join(arguments).encode()], [watched, its])
+        socket.send_fds(connection, [os.fsencode("\0".join(arguments))], [watched, its])
         os.close(watched)
         os.close(its)
         return ended if connection.recv(1) else None
@@ -200,7 +200,7 @@ def _given(server: socket.socket) -> Asked | None:
             connection.settimeout(1)
             content, ends, _, _ = socket.recv_fds(connection, 1 << 16, 2)
             if len(ends) == 2:
-                return Asked(connection, content.decode().split("\0"), ends)
+                return Asked(connection, os.fsdecode(content).split("\0"), ends)
     connection.close()
     return None
 

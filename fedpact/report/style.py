@@ -12,7 +12,8 @@ import os
 import re
 import textwrap
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -44,6 +45,8 @@ _RC: Any = {
     "axes.titlelocation": "left",
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
+    "figure.autolayout": False,
+    "figure.constrained_layout.use": False,  # `sheet` asks for it
     "figure.facecolor": "white",
     "font.family": "sans-serif",
     "font.sans-serif": [
@@ -173,15 +176,33 @@ def add_legend(figure: Figure) -> None:
 
 
 def render(figure: Figure) -> dict[str, bytes]:
-    """The figure as `{"svg": bytes, "png": bytes}`, the same bytes for the same figure whenever it is drawn."""
+    """The figure as `{"svg": bytes, "png": bytes}`, the same bytes for the same figure whenever it is drawn.
+
+    It is laid out once for both: each `savefig` would do it anew, which takes about as long as drawing, and ends
+    elsewhere.
+    """
     result = {}
     with theme(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a character our font lacks: the browser has another font
-        for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=kind, metadata=metadata)
-            result[kind] = buffer.getvalue()
+        with _laid_out(figure):
+            for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
+                buffer = io.BytesIO()
+                figure.savefig(buffer, format=kind, metadata=metadata)
+                result[kind] = buffer.getvalue()
     return result
+
+
+@contextmanager
+def _laid_out(figure: Figure) -> Iterator[None]:
+    """Everything of the figure has its place, and stays there."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+    figure.set_layout_engine(None)
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
 
 
 def save(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:

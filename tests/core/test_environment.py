@@ -32,10 +32,12 @@ def test_versions_are_those_installed(monkeypatch):
 def test_the_cache_is_in_one_place_for_data_and_for_programs(monkeypatch, given, expected):
     monkeypatch.setenv("FEDPACT_CACHE", given)
     assert cache_folder() == expected
-    before = jax.config.values["jax_compilation_cache_dir"]
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in names}
     try:
         jax.config.update("jax_compilation_cache_dir", None)
         use_compilation_cache()
         assert jax.config.values["jax_compilation_cache_dir"] == str(expected / "xla")
     finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+        for name, value in before.items():
+            jax.config.update(name, value)

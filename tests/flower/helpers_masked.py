@@ -10,7 +10,8 @@ import numpy as np
 
 from fedpact.core.wire import Message
 from fedpact.flower.links import Direct
-from fedpact.flower.node import Node, RunAtNode
+from fedpact.flower.node import Node
+from fedpact.flower.run_at_node import RunAtNode
 from fedpact.flower.server import federate
 
 CLIENTS = 6

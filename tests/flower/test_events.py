@@ -12,7 +12,7 @@ from helpers_nodes import Faulty, Late, federated, nodes, same_history, simulate
 
 from fedpact.core import driver
 from fedpact.core.errors import ClientError
-from fedpact.core.wire import suffice
+from fedpact.core.wire import Refused, suffice
 from fedpact.engines import FlowerEngine
 from fedpact.experiment import build
 from fedpact.run import Run
@@ -120,6 +120,19 @@ def test_a_late_upload_that_is_not_sound_is_not_used(tmp_path):
         assert run.history.column("participants").tolist() == [0, 3, 2]
 
 
+@pytest.mark.parametrize("rule", ["drop", "use"])
+def test_a_late_answer_that_cannot_be_read_is_counted_and_told_of(rule, tmp_path):
+    """As the network hands it on: damaged, or from another node."""
+    broken = Refused("answer must be whole, got a part of it.")
+    slow = lambda i, question, answer: Late(broken) if i == 2 and step_of(question, 0) else answer
+    schedule = {"scheme": "schedule", "rounds": [[0, 1, 2, 3], [0, 1]]}
+    options = {"flower": {**QUORUM, "late": rule}, "rounds": 2, "participation": schedule}
+    run = federated("fedavg", tmp_path, Faulty(nodes(tmp_path), slow), tmp_path / "run", **options)
+    consistent(run, tmp_path / "run")
+    assert run.history.column("late_dropped").tolist() == [0, 0, 1]
+    assert str(broken) in events(tmp_path / "run")[-1]["why"]
+
+
 def test_an_upload_that_comes_after_the_last_round_is_told_of(tmp_path, caplog):
     slow = lambda i, question, answer: Late(answer) if i == 2 and step_of(question, 1) else answer
     run = federated("fedavg", tmp_path, Faulty(nodes(tmp_path), slow), tmp_path / "run", flower=QUORUM, rounds=2)
@@ -137,6 +150,16 @@ def test_who_telemetry_is_without_is_named(tmp_path):
     consistent(run, tmp_path / "run")
     told = {"client": 1, "name": "1", "what": "unmeasured", "why": "no answer by the deadline"}
     assert events(tmp_path / "run") == [{"round": row, **told} for row in range(3)]
+
+
+def test_who_the_last_row_is_without_is_named_where_it_is_measured_after_its_time(tmp_path):
+    """Every second row is measured, and the third and last at the end; resumed, it is told of once."""
+    lost = lambda i, question, answer: None if i == 1 and question.kind == "measure" else answer
+    options = {"flower": QUORUM, "rounds": 3, "evaluate_every": 2}
+    told = {"client": 1, "name": "1", "what": "unmeasured", "why": "no answer by the deadline"}
+    for _ in range(2):
+        federated("fedavg", tmp_path, Faulty(nodes(tmp_path), lost), tmp_path / "run", **options)
+        assert events(tmp_path / "run") == [{"round": row, **told} for row in (0, 2, 3)]
 
 
 # Resumed runs

@@ -181,7 +181,7 @@ def test_what_is_no_message_of_ours_is_refused_and_not_asked_again(grid):
     assert len(link.grid.pushed) == 2
 
 
-def test_an_answer_of_another_node_is_refused_by_name(grid, caplog):
+def test_an_answer_of_another_node_is_refused_by_name(grid):
     link = grid([ANSWER])
     link.grid.sender = 7
     sentence = "answer of node 'n0' must come from Flower's node 100, got one from node 7."
@@ -190,8 +190,7 @@ def test_an_answer_of_another_node_is_refused_by_name(grid, caplog):
     assert ask(link, deadline=0.05, enough=0, patience=0.05) == {}
     link.grid.sender = 7
     link.grid.come.append(("m0", ANSWER))
-    assert link.late() == []
-    assert f"late answer of node 'n0': {sentence}" in caplog.text
+    assert [(client, str(said)) for client, said in link.late()] == [(0, sentence)]
 
 
 def test_a_step_that_comes_after_its_deadline_is_late_and_other_kinds_are_not(grid):

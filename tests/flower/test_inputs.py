@@ -64,6 +64,13 @@ def test_a_node_refuses_whatever_the_server_did_before_it_reads_a_row(case, conf
     assert sentence in answer.values["sentence"]
 
 
+@pytest.mark.parametrize("client", ["0", 1.5, -1, True, "first"])
+def test_a_node_whose_number_is_none_is_refused_and_not_taken_as_one_without(client, tmp_path):
+    told = unpack(Node({"client": client, "name": "lab"}, tmp_path).answer(Message("hello", {}).pack())).values
+    wanted = "client of node 'lab''s configuration must be a whole number from 0, or left out"
+    assert told["sentence"] == f"{wanted}, got {client!r}. Number the nodes, or leave it out at all of them."
+
+
 # How long nodes are waited for before round 1
 
 

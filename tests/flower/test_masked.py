@@ -12,7 +12,8 @@ from fedpact.core.errors import ClientError, InvalidArgument
 from fedpact.core.wire import unpack
 from fedpact.flower import masked
 from fedpact.flower.links import Direct
-from fedpact.flower.node import Node, RunAtNode
+from fedpact.flower.node import Node
+from fedpact.flower.run_at_node import RunAtNode
 from fedpact.secure import shamir
 
 pytest.importorskip("cryptography")
@@ -55,6 +56,18 @@ def test_hellos_come_as_sums_where_the_start_needs_no_more(tmp_path):
     same(run(tmp_path / "a", values(algorithm, {}, rounds=2)), secure)
     (told,) = {tuple(a.shape for a in m.arrays) for m in answers(link) if m.kind == "join"}
     assert told == ((),)
+
+
+def test_what_of_a_first_message_is_not_masked_is_said_once(tmp_path, caplog):
+    """σ_i of inexact ADMM, of which the start takes the largest; of FedAvg there is no first message."""
+    admm = {"name": "inexact_admm", "preset": "paper"}
+    said = "secure masks sums alone: the server is told each node's own sigma in its first message, for"
+    run(tmp_path / "a", values(admm, SECURE, rounds=1))
+    assert caplog.text.count(said) == caplog.text.count("secure masks") == 1
+    caplog.clear()
+    run(tmp_path / "b", values(admm, {}, rounds=1))
+    run(tmp_path / "c", values("fedavg", SECURE, rounds=1))
+    assert "secure masks" not in caplog.text
 
 
 def answers(link):
@@ -281,6 +294,24 @@ def test_an_upload_that_is_not_finite_stays_out(tmp_path, monkeypatch, caplog):
     plain, secure = (run(tmp_path / name, values("fedavg", e)) for name, e in (("c", {}), ("d", SECURE)))
     assert plain.outcome == secure.outcome
     assert "finite" in str(secure.outcome)
+
+
+def test_telemetry_that_is_not_finite_stays_out(tmp_path, monkeypatch, caplog):
+    """As in a plain run; where fewer are left than a sum is opened of, it is not finite."""
+    put = RunAtNode._put
+
+    def broken(self, purpose, message, arrays, *rest):
+        lost = purpose == "measure" and self.client in bad
+        return put(self, purpose, message, [a * np.nan for a in arrays] if lost else arrays, *rest)
+
+    monkeypatch.setattr(RunAtNode, "_put", broken)
+    bad = {3}
+    history = run(tmp_path / "a", values("fedavg", SECURE, rounds=2)).history
+    np.testing.assert_allclose(history.column("measured"), 1 - 1 / CLIENTS)
+    assert np.isfinite(history.column("objective")).all()
+    assert "client 3 (3), measure: its numbers are not finite" in caplog.text
+    bad = set(range(1, CLIENTS))
+    assert "finite" in run(tmp_path / "b", values("fedavg", SECURE)).outcome
 
 
 def test_a_run_that_leaves_all_bounds_ends_as_the_plain_one(tmp_path):

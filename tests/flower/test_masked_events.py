@@ -8,7 +8,8 @@ import pytest
 from helpers_masked import Watched, nodes, run, shared_programs, values
 
 from fedpact.flower import masked
-from fedpact.flower.node import Node, RunAtNode
+from fedpact.flower.node import Node
+from fedpact.flower.run_at_node import RunAtNode
 from fedpact.run import Run
 
 pytest.importorskip("cryptography")

@@ -11,7 +11,8 @@ from helpers_masked import CLIENTS, Watched, edited, nodes, run, same, shared_pr
 
 from fedpact.core.errors import ClientError
 from fedpact.flower import masked
-from fedpact.flower.node import Node, RunAtNode
+from fedpact.flower.node import Node
+from fedpact.flower.run_at_node import RunAtNode
 
 pytest.importorskip("cryptography")
 

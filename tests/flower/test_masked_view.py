@@ -13,7 +13,7 @@ from fedpact.core.wire import Message, unpack
 from fedpact.flower import masked
 from fedpact.flower.links import Direct
 from fedpact.flower.masked import Rules, Summands, Sums
-from fedpact.flower.node import RunAtNode
+from fedpact.flower.run_at_node import RunAtNode
 from fedpact.secure import masks, primitives
 
 pytest.importorskip("cryptography")

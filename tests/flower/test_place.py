@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import stat
+import threading
 import time
 from pathlib import Path
 
@@ -93,6 +95,48 @@ def test_a_process_that_was_lost_is_started_again_and_its_log_says_so(tmp_path):
     finally:
         end(tmp_path)
         resident._socket_path(tmp_path / "n").unlink(missing_ok=True)
+
+
+class Dying:
+    """At the node's socket: takes connections, closes each before it answers, and is gone after so many."""
+
+    def __init__(self, path, connections):
+        self.server, self.connections = socket.socket(socket.AF_UNIX), connections
+        self.server.bind(str(path))
+        self.server.listen(8)
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        for _ in range(self.connections):
+            self.server.accept()[0].close()
+        self.server.close()
+
+
+def test_one_that_is_lost_may_be_met_more_than_once_while_it_ends(tmp_path):
+    config = {"name": "n", "state": str(tmp_path / "n")}
+    lost = Dying(resident._socket_path(tmp_path / "n"), 4)
+    try:
+        assert unpack(resident.ask(config, b"")).kind == "error"
+        assert (tmp_path / "n" / "node.log").read_text().count("the node's process was lost; another is started") == 1
+    finally:
+        end(tmp_path)
+        lost.thread.join()
+        resident._socket_path(tmp_path / "n").unlink(missing_ok=True)
+
+
+def test_but_not_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(resident, "ENDING", 0.2)
+    path = resident._socket_path(tmp_path / "n")
+    lost = Dying(path, 20)
+    try:
+        with pytest.raises(ConnectionError):
+            resident.ask({"name": "n", "state": str(tmp_path / "n")}, b"")
+    finally:
+        while lost.thread.is_alive():
+            with contextlib.suppress(ConnectionError), socket.socket(socket.AF_UNIX) as left:
+                left.connect(str(path))
+        path.unlink()
 
 
 def test_so_does_it_of_one_that_was_killed_while_it_started(tmp_path, monkeypatch):

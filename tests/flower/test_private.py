@@ -8,9 +8,10 @@ from helpers_masked import BASE, CLIENTS, Watched, nodes, run, shared_programs
 
 from fedpact.core.errors import ClientError, InvalidArgument
 from fedpact.core.wire import unpack
-from fedpact.flower import node as module
+from fedpact.flower import run_at_node as module
 from fedpact.flower.links import Direct
-from fedpact.flower.node import Node, RunAtNode
+from fedpact.flower.node import Node
+from fedpact.flower.run_at_node import RunAtNode
 from fedpact.privacy.ledger import Ledger
 
 ROUNDS = 3
@@ -157,6 +158,13 @@ def test_the_servers_own_noise_is_refused(tmp_path):
     """It would come from the seed, which everyone has."""
     with pytest.raises(InvalidArgument, match=r'place of \[privacy\] must be "local" in a federation'):
         run(tmp_path, values(way="client", place="central"))
+
+
+def test_notes_of_nodes_are_refused(tmp_path):
+    with pytest.raises(
+        InvalidArgument, match=r"^notes must be false in a private federation, got True\. What nodes tell"
+    ):
+        run(tmp_path, values({"notes": True}))
 
 
 def test_there_is_no_telemetry(tmp_path):

@@ -17,7 +17,7 @@ from fedpact.data import Federation
 from fedpact.experiment import build
 from fedpact.flower.described import Description
 from fedpact.flower.links import Direct
-from fedpact.flower.node import RunAtNode
+from fedpact.flower.run_at_node import RunAtNode
 from fedpact.flower.server import federate
 from fedpact.run import Run, execute
 
@@ -201,6 +201,7 @@ def test_where_nothing_is_measured_nothing_is_scored(blind, tmp_path):
     described = asked({"name": "fedavg", "epochs": 1, "step": 0.5}, rounds=1)
     described["run"] |= {k: v for k, v in blind.items() if k == "telemetry"}
     described |= {k: v for k, v in blind.items() if k == "privacy"}
+    described["run"]["engine"]["notes"] = False  # a private run's nodes have none
     kinds = []
 
     def listen(i, question, answer):

@@ -13,9 +13,11 @@ from helpers_nodes import same_history
 pytest.importorskip("cryptography")
 
 from fedpact.core.errors import ClientError
+from fedpact.core.wire import Message
 from fedpact.flower import server
 from fedpact.flower.links import Direct
-from fedpact.flower.node import Node, RunAtNode
+from fedpact.flower.node import Node
+from fedpact.flower.run_at_node import RunAtNode
 from fedpact.flower.server import federate
 
 SUM = ["mask_shares", "mask_words", "mask_reveal"]
@@ -131,6 +133,20 @@ def test_nor_do_nodes_lost_again_and_again(undisturbed, tmp_path, caplog):
     link = Restarting(Nodes("rows", tmp_path / "f"), lambda _, name: not (name in seen or seen.add(name)))
     same_history(federate(described("rows"), link), undisturbed("rows")[0], 1e-12)
     assert caplog.text.count("Everyone is asked anew") == 3
+
+
+@pytest.mark.parametrize(("kind", "question"), [("rows", "step"), ("parties", "partial")])
+def test_what_a_node_was_writing_when_it_was_killed_is_gone_once_it_goes_on(kind, question, tmp_path):
+    members = Nodes(kind, tmp_path / "f")
+    link = Restarting(members, lambda *_: False)
+    federate(described(kind), link)
+    home, (session,) = link.nodes[0].folder, link.nodes[0].sessions
+    places = [home, home / "sessions", *home.glob("run-*")]
+    assert len(places) == 3
+    for place in places:
+        (place / ".answer.bin.1.tmp").write_bytes(b"torn")
+    members.start(0).answer(Message(question, {"server": session}).pack())
+    assert list(home.rglob("*.tmp")) == []
 
 
 def test_a_node_that_is_always_lost_ends_the_start_with_its_name(tmp_path):

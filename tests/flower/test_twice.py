@@ -6,14 +6,16 @@ import helpers_masked
 import helpers_nodes
 import helpers_parties
 import helpers_tables
+import numpy as np
 import pytest
 
 pytest.importorskip("cryptography")
 
 from fedpact.core.wire import Refused, unpack
 from fedpact.flower.links import Direct
-from fedpact.flower.node import RunAtNode
+from fedpact.flower.run_at_node import RunAtNode
 from fedpact.flower.server import federate
+from fedpact.privacy.ledger import Ledger
 
 
 class Twice(Direct):
@@ -75,3 +77,21 @@ def test_parties_that_align_their_records(which, tmp_path):
     link = Twice(helpers_tables.nodes_of(files, tmp_path), which)
     run = federate(helpers_tables.tables(None), link)
     helpers_parties.assert_same(run, helpers_parties.simulated(helpers_tables.tables(files)))
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "masked"])
+def test_a_private_run_releases_once_what_is_asked_twice(which, secure, tmp_path, monkeypatch):
+    """A kept answer is given again. One that is no longer kept is another release, and the ledger has it."""
+    monkeypatch.setattr(RunAtNode, "__init__", helpers_masked.shared_programs)
+    rounds, algorithm = 3, {"name": "fedavg", "epochs": 1, "step": 0.5, "batch": 10}
+    described = helpers_masked.values(algorithm, {"secure": secure}, rounds=rounds, telemetry="none")
+    link = Twice(helpers_masked.nodes(tmp_path), which)
+    run = helpers_masked.run(tmp_path, {**described, "privacy": {"clip": 1.0, "noise": 2.0}}, link)
+    assert np.isfinite(run.model.w.tree["w"]).all()
+    assert link.repeated > rounds * helpers_masked.CLIENTS
+    released = [(t, 0) for t in range(rounds)]
+    if which == "after the next" and not secure:  # masked, the next question is of the sum: the answer is kept yet
+        released = [(0, 0), (1, 0), (0, 1), (2, 0)]  # round 1 again would go on from a state that is gone: refused
+    for i in range(helpers_masked.CLIENTS):
+        with Ledger(tmp_path / str(i), read_only=True) as ledger:
+            assert [(r.round, r.attempt) for r in ledger.releases] == released

@@ -10,6 +10,7 @@ from report_fakes import LONG, MARKUP, make_run
 
 from fedpact.core.errors import InvalidArgument, OutputError, UnknownName
 from fedpact.report import boxes, curves, lines_over, panels
+from fedpact.report.style import render
 
 SERIES = {"FedEPM": ([0.1, 0.5, 1.0], [3.0, 2.0, 1.0], [0.3, 0.2, 0.1]), "SFedAvg": ([0.1, 0.5], [4.0, 3.0], None)}
 
@@ -31,6 +32,15 @@ def test_curves_write_both_files_with_the_same_bytes_twice(runs, tmp_path):
         assert len(first) > 5_000
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["k0=0.5.png", "k0=0.5.svg"]
     assert b"<dc:date>" not in (tmp_path / "a" / "k0=0.5.svg").read_bytes()
+
+
+def test_a_figure_that_was_saved_is_saved_as_it_was_and_still_lays_itself_out(runs):
+    figure = curves(runs, "objective")
+    first, before = render(figure), figure.axes[0].get_position().bounds
+    assert render(figure) == first
+    figure.axes[0].set_ylabel("objective\nof everyone")
+    assert render(figure) != first
+    assert figure.axes[0].get_position().bounds[0] > before[0], "there is room for what was added"
 
 
 def test_svg_text_is_text_and_shows_names_as_they_are(runs, tmp_path):
