@@ -326,15 +326,16 @@ class RunFolder:
         checkpoint.save(self.folder, jax.device_get(carry), self.settings, history.rounds, size, elapsed, text, head)
         self.saved_at, self.last, self.cost = elapsed, None, time.perf_counter() - begun
 
-    def finish(self, result: Any) -> None:
-        """Save the end, the model and the result."""
+    def finish(self, result: Any, report: bool) -> None:
+        """Save the end, the model, its report where one is asked for, and the result."""
         self._reopen()
         self._tell_events(self._events(), anew=False)  # of the last row's telemetry, and after the end
         self.save()
         if self.written == 0:
             append_synced(self.folder / "history.csv", result.history.lines().encode())
         result.model.save(self.folder / "model.bin")
-        result.report(self.folder)
+        if report:
+            result.report(self.folder)
         write_json(self.folder / "result.json", record(result))  # last: its presence says that all is there
 
 

@@ -158,16 +158,18 @@ def run(
     resume: bool = False,
     name: str | None = None,
     progress: bool | None = False,
+    report: bool = True,
     **options: Any,
 ) -> Run:
     """Train one model across the clients of a federation.
 
     Options are the fields of `Experiment`: participation, rounds, stop, seed, evaluate_every, precision, engine,
     timing. With a `folder` the run leaves its configuration, history and checkpoints there; after a crash the same call
-    with resume=True goes on to the same bits.
+    with resume=True goes on to the same bits. report=False leaves report.html and its plots out of the folder, a second
+    or two of drawing; `Run.load(folder).report(folder)` draws them later.
     """
     experiment = Experiment(algorithm, problem, federation, **options)
-    return execute(experiment, folder=folder, name=name, progress=progress, resuming=resume)
+    return execute(experiment, folder=folder, name=name, progress=progress, resuming=resume, report=report)
 
 
 def uninterrupted(run: Run, hint: str) -> Run:
@@ -185,12 +187,13 @@ def compare(
     names: Sequence[str] | None = None,
     folder: str | os.PathLike[str] | None = None,
     progress: bool | None = False,
+    report: bool = True,
     **options: Any,
 ) -> Runs:
     """Run several algorithms on the same data with the same seed, hence the same cohorts.
 
-    With a `folder` each run has a folder of its own in it: 01-fedepm, 02-sfedavg, …. Ctrl-C ends the comparison; the
-    same call with resume=True goes on with what the folders keep.
+    With a `folder` each run has a folder of its own in it: 01-fedepm, 02-sfedavg, …, without a report where report is
+    False. Ctrl-C ends the comparison; the same call with resume=True goes on with what the folders keep.
     """
     made = all(isinstance(settings, Settings) for settings in algorithms)
     require(made, "algorithms", "settings such as fedpact.FedEPM()", list(algorithms))
@@ -203,7 +206,7 @@ def compare(
     runs = Runs()
     for i, (e, label) in enumerate(zip(experiments, labels, strict=True)):
         own = None if folder is None else Path(folder) / _numbered(i, e.algorithm.name)
-        one = execute(e, folder=own, name=label, progress=progress, resuming=resuming)
+        one = execute(e, folder=own, name=label, progress=progress, resuming=resuming, report=report)
         runs.append(uninterrupted(one, "Nothing was kept." if own is None else "Go on with resume=True."))
     minimum = least(problem, federation)
     runs = Runs(_with_least(one, e, minimum) for one, e in zip(runs, experiments, strict=True))
@@ -369,21 +372,25 @@ def execute(
     progress: bool | None = False,
     resuming: bool = False,
     source: Mapping[str, Any] | None = None,
+    report: bool = True,
 ) -> Run:
     """Run an experiment, in a folder of its own where one is given; with `resuming`, go on from its checkpoint.
 
-    `source` is the experiment file as it was read, for the folder to keep.
+    `source` is the experiment file as it was read, for the folder to keep; without `report` it gets none.
     """
+    require(isinstance(report, bool), "report", "True or False", report)
     require(folder is not None or not resuming, "resume", "False without a folder", resuming, hint="Give the folder.")
     path = None if folder is None else Path(folder)
     with RunFolder(path, experiment, resuming, source) if path is not None else nullcontext() as keeper:
         try:
-            return _execute(experiment, keeper, name, progress)
+            return _execute(experiment, keeper, name, progress, report)
         finally:
             getattr(experiment.engine, "close", lambda: None)()  # the workers of a cluster
 
 
-def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None, progress: bool | None) -> Run:
+def _execute(
+    experiment: Experiment, keeper: RunFolder | None, name: str | None, progress: bool | None, report: bool
+) -> Run:
     loop = loop_of(experiment)
     begun = keeper.begun if keeper is not None else 0
     plan = private_plan(experiment)
@@ -418,7 +425,7 @@ def _execute(experiment: Experiment, keeper: RunFolder | None, name: str | None,
     result = _run(experiment, loop, end, name, keeper.folder if keeper is not None else None, account)
     if keeper is not None:
         result = _with_least(result, experiment, least(experiment.problem, experiment.federation))
-        keeper.finish(result)
+        keeper.finish(result, report)
     return result
 
 

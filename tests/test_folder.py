@@ -186,5 +186,23 @@ def test_checkpoints_that_take_long_are_further_apart(tmp_path, monkeypatch):
         record = lambda *given, times=times: (save(*given), times.append(given[3]))
         monkeypatch.setattr("fedpact.folder.checkpoint.save", record)
         monkeypatch.setattr("fedpact.folder.CHECKPOINT_COST", cheap)
-        fp.run(fp.FedAvg(), fp.Logistic(), federation, rounds=9, engine="debug", folder=tmp_path / f"{cheap:g}")
+        folder = tmp_path / f"{cheap:g}"
+        fp.run(fp.FedAvg(), fp.Logistic(), federation, rounds=9, engine="debug", folder=folder, report=False)
     assert len(found[1e9]) > len(found[1e-9]) == 2
+
+
+def test_a_report_that_is_not_asked_for_is_left_out_and_can_be_drawn_later(tmp_path):
+    federation, folder = fp.data.breast_cancer().split(clients=2), tmp_path / "run"
+    options = {"rounds": 2, "folder": folder}
+    with pytest.raises(InvalidArgument, match=r"^report must be True or False, got 'no'"):
+        fp.run(fp.FedAvg(), fp.Logistic(), federation, report="no", **options)
+    assert not folder.exists()
+    fp.run(fp.FedAvg(), fp.Logistic(), federation, report=False, **options)
+    without = set(tree(folder))
+    fp.Run.load(folder).report(folder)
+    more = set(tree(folder)) - without
+    assert "report.html" in more
+    assert {name.partition("/")[0] for name in more} == {"report.html", "plots"}
+    fp.compare([fp.FedAvg()], fp.Logistic(), federation, rounds=1, folder=tmp_path / "several", report=False)
+    assert (tmp_path / "several" / "01-fedavg" / "result.json").is_file()
+    assert not list((tmp_path / "several").rglob("report.html"))

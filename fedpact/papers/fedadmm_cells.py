@@ -336,7 +336,7 @@ def _train(results: Results, entry: Entry, settings: Settings, seed: int, rounds
     cell = entry.cell
     stop = Target("test_accuracy", TARGETS[cell.dataset], above=True) if entry.to_target else None
     options: dict[str, Any] = {"participation": PARTICIPATION, "rounds": rounds, "seed": seed, "stop": stop}
-    options |= {"folder": _under_way(results, entry, settings, seed), "resume": True, "progress": None}
+    options |= {"folder": _under_way(results, entry, settings, seed), "resume": True, "progress": None, "report": False}
     one = run(settings, cell.problem, cell.federation(seed), engine=cell.engine, **options)
     return uninterrupted(one, "Give the same command to go on with it.")
 
