@@ -16,8 +16,8 @@ V of (7) → v.
 Differs from the paper:
 - start="global" and message="double" are what the released code does: training starts from θ, and 2(w_i⁺ − θ) is
   sent. With the printed warm start a client that takes part for the first time in round t trains from θ⁰. The preset
-  `printed` is the box above; `paper` is the released code's choice, with its momentum of 0.5. What it gives of
-  Table III is in docs/papers_admm.md.
+  `printed` is the box above; `paper` has the released code's start, message and momentum of 0.5; E and B are
+  yours, and its η is 0.5 from round 60. What it gives of Table III is in docs/papers_admm.md.
 - newcomer="global" gives a client that takes part for the first time w_i = θ, the model it is sent. With w_i = θ⁰, as
   printed, its Δ_i holds θ − θ⁰: all that was learned before it came, once more.
 - ρ, η and γ may change with the rounds; the paper's γ does not.
@@ -26,7 +26,11 @@ Differs from the paper:
   are over; momentum then begins anew with every epoch.
 - α_i is 1, or m·n_i/n with weights="rows": the paper's n_i/n on the scale of the first.
 - Theorem 1 needs η = |S|/m (eta="participation") and ρ > (1+√5)L (rho="lipschitz"); the experiments have η = 1,
-  ρ = 0.01. The preset `theory` has the former, and asks for a problem with Lipschitz constants.
+  ρ = 0.01. The preset `theory` has both of Theorem 1's, and asks for a problem with Lipschitz constants. It also needs
+  (6) at every client: give `accuracy`, and a rate below 2/(L+ρ).
+- Theorem 1 holds from the round on by which every client has come, not from t = 0 as printed: Lemma 1 takes
+  ‖e_i^t‖ ≤ √ε_i before a visit too, and before the first one e_i⁰ = ∇f_i(θ⁰). With f_i = ½(w ∓ 2)² and θ⁰ = 0, (8) says
+  V⁰ ≤ 0 where V⁰ = 8, and the Lagrangian rises from 4 to 4.5 before it falls.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ from fedpact.problems.training import (
 STARTS, MESSAGES, SOLVERS = ("global", "local"), ("augmented", "double"), ("sgd", "gd", "lbfgs")
 NEWCOMERS = ("initial", "global")
 NO_THEOREM = "Theorem 1 does not apply: it needs {needs}."
-SOME_THEOREM = "Theorem 1 applies only {where}."
+SOME_THEOREM = "Theorem 1 applies only from the round on by which every client has come; {where}."
 
 
 class ServerState(NamedTuple):
