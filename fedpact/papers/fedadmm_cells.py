@@ -4,9 +4,10 @@ A cell is a dataset, a number of clients and a split, such as mnist-100-iid; an 
 the clients takes part in a round; E_i is drawn from 1..E for FedProx and, unless said, FedADMM, which has the preset
 `paper` (the released code's start and message, momentum 0.5) and a learning rate that is tuned like everybody else's;
 `printed` is Algorithm 1 as it stands. Baselines are tuned by successive halving over the paper's grid (five rounds,
-seed 0: who is at the target sooner, or else the test accuracy), then run on one seed for up to three times FedADMM's
-rounds; beyond, they are "> n". A trial that is given more rounds goes on where it was, and so does the run of what was
-chosen. The networks are trained by PyTorch where it is installed: the same runs to rounding, sooner on a CPU.
+seed 0: who is at the target sooner, or else the test accuracy), then run on one seed for up to three times the rounds
+of FedADMM's slowest seed that got there, 100 at most; beyond, they are "> n". A trial that is given more rounds goes on
+where it was, and so does the run of what was chosen. The networks are trained by PyTorch where it is installed: the
+same runs to rounding, sooner on a CPU.
 
 Every finished run is a row of results.csv: what it was, its accuracies, hours of computing (over all sessions), source,
 commit and machine. A run that is there is not run again, one that was cut goes on from its checkpoint in `under-way/`
@@ -26,7 +27,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,6 +56,7 @@ COLUMNS = (
     "cell", "algorithm", "settings", "seed", "most", "target", "reached", "hours", "accuracies", "source", "commit",
     "machine", "finished",
 )  # fmt: skip
+CPU = Path("/proc/cpuinfo")
 #: Seconds of training a sample, before any run has told better: CNN1, CNN2 on two cores.
 SECONDS = {"mnist": 0.7e-3, "fmnist": 0.7e-3, "cifar": 1.0e-3}
 
@@ -227,16 +229,24 @@ def _free(entry: Entry) -> tuple[str, ...]:
 
 @cache
 def _commit() -> str:
+    """The commit of this code, with a "+" where a file of it was changed since."""
     place = Path(__file__).parent
+    git = partial(subprocess.run, cwd=place, capture_output=True, text=True, timeout=10)
     try:
-        told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=place, capture_output=True, text=True, timeout=10)
+        told, changed = git(["git", "rev-parse", "HEAD"]), git(["git", "diff", "--quiet", "HEAD", "--"])
     except OSError:
         return ""
-    return told.stdout.strip()[:12] if told.returncode == 0 else ""
+    return told.stdout.strip()[:12] + "+" * (changed.returncode == 1) if told.returncode == 0 else ""
 
 
 def _machine() -> str:
-    return f"{platform.machine()}, {environment()['cores']} cores, {platform.node()}"
+    return ", ".join([platform.machine(), *_cpu(), f"{environment()['cores']} cores", platform.node()])
+
+
+def _cpu() -> list[str]:
+    """The model of the CPU, where there is a file that says it."""
+    lines = CPU.read_text().splitlines() if CPU.is_file() else []
+    return [" ".join(line.partition(":")[2].split()) for line in lines if line.startswith("model name")][:1]
 
 
 def _grid(entry: Entry) -> dict[str, Any]:
