@@ -1,6 +1,6 @@
 """Local training: epochs of SGD over shuffled batches of a client's rows, with the terms that federated methods add.
 
-    v ← v − γ m,   m ← β m + ∇f_i(v; batch) + c + ρ (v − θ)
+    m ← β m + ∇f_i(v; batch) + c + ρ (v − θ),   v ← v − γ m
 
 FedAvg has c = 0 and ρ = 0, FedProx c = 0, SCAFFOLD c = c − c_i and ρ = 0, FedADMM c = y_i. An oracle with a `train` of
 its own (PyTorch) does the same there.
