@@ -20,7 +20,8 @@ Differs from the paper:
   yours, and its η is 0.5 from round 60. What it gives of Table III is in docs/papers_admm.md.
 - newcomer="global" gives a client that takes part for the first time w_i = θ, the model it is sent. With w_i = θ⁰, as
   printed, its Δ_i holds θ − θ⁰: all that was learned before it came, once more.
-- ρ, η and γ may change with the rounds; the paper's γ does not.
+- ρ, η and γ may change with the rounds; the paper's γ does not. Both y of (4) are divided by the round's ρ: after ρ has
+  changed, θ is not the mean of the w_i + y_i/ρ.
 - rows are dealt into batches anew in every epoch; l. 13 deals them once a round.
 - besides SGD a client may take gradient steps on all rows or L-BFGS, and stop at (6) where it is met before E_i epochs
   are over; momentum then begins anew with every epoch.

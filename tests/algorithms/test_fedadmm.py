@@ -54,6 +54,7 @@ def largest_lipschitz():
         ({"start": "local"}, -0.75, -0.46875),
         ({"start": "local", "message": "augmented"}, -0.75, -0.84375),
         ({"duals": False}, -0.75, -0.9375),
+        ({"duals": False, "message": "augmented"}, -0.375, -0.609375),
         ({"eta": "participation"}, -0.75, -0.65625),
         ({"eta": 0.5}, -0.375, None),
         ({"momentum": 0.5}, -1.0, None),
@@ -76,6 +77,7 @@ def test_two_rounds_in_round_numbers(settings, first, second):
               −1.5 − ¼(2.5 − 1.5 − ¾) = −1.5625, −1.5625 − ¼(2.4375 − 1.5 − .8125) = −1.59375; y = −2.34375
               double 2.25, −1.6875;  augmented 2.25 − 1.5 = .75, −3.9375 + 3 = −.9375
     no duals: −.0625, .28125 and −1.5625, −1.96875: double 2.0625, −2.4375
+              (4) is w_i⁺ − w_i: ¾ and −1.5, θ = −.375;  .21875, .515625 and −1.28125, −1.734375: −.234375 both
     """
     clients = [(np.ones((1, 1)), np.array([2.0])), (np.ones((2, 1)), np.array([-4.0, -4.0]))]
     plain = {"epochs": 2, "vary": False, "rate": 0.25, "rho": 1.0, "message": "double"}
@@ -144,6 +146,16 @@ def test_under_theorem_1_v_goes_to_zero_and_theta_to_the_optimum(participation):
     assert history.last("dual_sum") <= 1e-6
     assert history.column("rho")[-1] == pytest.approx(theorem_rho(largest_lipschitz()), rel=1e-9)
     assert history.column("rho")[-1] > (1 + 5**0.5) * largest_lipschitz()
+
+
+def test_weights_by_rows_have_a_rho_of_the_largest_weighted_constant():
+    """L = max α_i r_i with α_i = m n_i/n, which is neither max r_i nor that times a weight of its own."""
+    sizes = np.array([len(y) for _, y in parts()])
+    each = np.array([byhand.lipschitz(PROBLEM, x) for x, _ in parts()])
+    weighted = np.max(7 * sizes / sizes.sum() * each)
+    assert abs(weighted / each.max() - 1) > 0.05
+    (moment,) = play(built(FedADMM.preset("theory", weights="rows", epochs=1)), PROBLEM, parts(), ZERO, [(1,)])
+    assert float(moment.msg.rho) == pytest.approx(1.01 * (1 + 5**0.5) * weighted, rel=1e-9)
 
 
 @pytest.mark.drill
@@ -391,6 +403,20 @@ def test_rho_and_eta_change_in_the_round_they_say():
         assert relative(new - old, float(moment.msg.rho) * (flat(moment.clients_after[1].w) - theta)) <= 1e-14
 
 
+def test_message_4_has_both_duals_over_the_rho_of_the_round():
+    """Δ = w⁺ + y⁺/ρ_t − (w + y/ρ_t) where ρ rises: with y over the ρ it was made with it would be another."""
+    s = FedADMM.preset("printed", rho=((0, 0.5), (1, 2.0)), epochs=2, vary=False, rate=0.2)
+    first, second = play(built(s), PROBLEM, parts(), ZERO, [(1, 4)] * 2)
+    for moment in (first, second):
+        rho = float(moment.msg.rho)
+        for i in moment.chosen:
+            (w, y), (new, dual) = ((flat(c[i].w), flat(c[i].y)) for c in (moment.clients_before, moment.clients_after))
+            sent = flat(moment.uploads[i].delta)
+            assert relative(sent, new + dual / rho - (w + y / rho)) <= 1e-12
+            assert relative(new, (sent + w + flat(moment.msg.theta)) / 2) <= 1e-12  # what a server can work out
+    assert relative(sent, new + dual / 2.0 - (w + y / 0.5)) > 0.01
+
+
 def test_epochs_are_uniform_over_clients_and_rounds():
     """E_i ~ U{1..5}: 100 clients in 100 rounds, each share within five deviations of a fifth."""
     root = jax.random.key(3)
@@ -496,6 +522,9 @@ def test_the_reader_is_told_where_theorem_1_does_not_apply():
     assert said == "Theorem 1 does not apply: it needs the duals of l. 20, and y_i stays 0."
     (said,) = built(FedADMM.preset("theory", accuracy=1e-3, rho=((0, 0.1), (3, 1.0)))).notices
     assert said.startswith("Theorem 1 does not apply: it needs a constant ρ, and it is ")
+    (said,) = built(FedADMM.preset("theory", accuracy=1e-3, newcomer="global")).notices
+    first = "w_i = θ⁰ at first, and it is θ of a client's first round"
+    assert said == f"Theorem 1 does not apply: it needs {first}."
 
 
 def test_theorem_1_is_said_to_apply_where_6_is_met():
