@@ -114,6 +114,7 @@ class StandIn(Federation):
     told: Any = None
     remarks: tuple[str, ...] = ()
     scored: bool = False
+    rows_of = "nobody"
 
     @cached_property
     def blank(self) -> list[int]:
@@ -132,6 +133,7 @@ class VerticalStandIn(VerticalFederation):
 
     told: Any = None
     remarks: tuple[str, ...] = ()
+    rows_of = "nobody"
 
     @cached_property
     def digest(self) -> str:
