@@ -291,9 +291,10 @@ class RunAtNode:
         arrays = checked(message, leaves, "the server")
         shared = jax.tree.unflatten(tree, [jnp.asarray(a) for a in arrays])
         sums = jax.device_get(self._measure(shared, self.batch, state, self.aside))
+        told = {"client": self.client, "round": values["round"], "version": values["version"]}
         if not self.secure:
-            return Message("measure", {"client": self.client}, _arrays(sums)).pack()
-        return Message("measure", {"client": self.client, **self._put("measure", message, _arrays(sums))}).pack()
+            return Message("measure", told, _arrays(sums)).pack()
+        return Message("measure", {**told, **self._put("measure", message, _arrays(sums))}).pack()
 
     def _spend(self, t: int, question: str) -> None:
         """Write into the node's own ledger what the answer to this question releases, if its own budget has room.

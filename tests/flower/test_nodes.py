@@ -121,6 +121,27 @@ def test_telemetry_that_is_not_finite_is_left_out_where_others_is(tmp_path, capl
     assert "client 1 (1), measure: its numbers are not finite" in caplog.text
 
 
+BAD_TELEMETRY = {
+    "from another round": ({"round": 0}, "must be of round 1, got one of round 0"),
+    "of no round": ({"round": None}, "must be of round 1, got one of round None"),
+    "from another client": ({"client": 1}, "must be its own, got one of client 1"),
+    "from a stale state": ({"version": 0}, "must be of version 1, got 0"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_TELEMETRY)
+def test_telemetry_of_another_question_is_refused_by_name(fault, tmp_path, caplog):
+    told, sentence = BAD_TELEMETRY[fault]
+
+    def bad(i, question, answer):
+        wrong = i == 3 and question.kind == "measure" and question.values["round"] == 1
+        return changed(**told)(answer) if wrong else answer
+
+    run = federated("fedavg", tmp_path, Faulty(nodes(tmp_path), bad), flower={"quorum": 0.5}, rounds=2)
+    assert run.history.column("measured").tolist() == [1, 0.75, 1]
+    assert f"round 1, client 3 (3), measure: answer of client 3 (3) {sentence}" in caplog.text
+
+
 # Faults of nodes
 
 
