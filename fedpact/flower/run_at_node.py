@@ -188,7 +188,7 @@ class RunAtNode:
         return sorted(int(p.stem.split("-")[1]) for p in self.folder.glob(f"{self.client:06d}-*.bin"))
 
     def _say_if_back(self, t: int, version: int, kept: Path) -> None:
-        """Tell of a question that goes on from before the last answer. Later versions may be of rounds undone before."""
+        """Tell of a question that goes on from before the last answer; later versions may be of rounds undone then."""
         newest = max(self._held(), default=0)
         if newest <= version or not kept.is_file():
             return

@@ -25,7 +25,7 @@ ALGORITHMS = {
 #: With the others of the registry on data split by rows, which have their defaults; SFedProx takes shorter steps, for
 #: its own swing on these rows, and rounding grows a thousandfold a round.
 OTHERS = {"sfedprox": {"name": "sfedprox", "scale": 0.3}}
-#: What a node says that goes back to a state it has gone on from: the round, its name, the version asked and that it had.
+#: What a node says that goes back to a state it has gone on from: round, its name, the version asked and that it had.
 BACK = r"run [0-9a-f]{16}, round (\d+), node '(\d+)': the state goes back to version (\d+), .* from (\d+)"
 EVERY = {name: (ALGORITHMS | OTHERS).get(name, {"name": name}) for name, cls in REGISTRY.items() if not cls.vertical}
 

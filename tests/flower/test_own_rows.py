@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from helpers_nodes import same_history
+from helpers_nodes import values as described
 
 from fedpact.core.errors import InvalidArgument
+from fedpact.data.schema import Column, Schema
 from fedpact.experiment import build
+from fedpact.flower.described import Description, experiment_of
 from fedpact.flower.links import Direct
 from fedpact.flower.node import Node
 from fedpact.flower.server import federate
@@ -73,3 +78,18 @@ def test_limits_for_other_clients_are_refused_before_round_1(files):
     problem = limited({"term": "client_loss", "at_most": [0.4, 0.5]})
     with pytest.raises(InvalidArgument, match=r"limit of ClientLoss \(U_i\) must be a number or one a client \(3\)"):
         over_nodes(files, problem, SSCA)
+
+
+def test_the_number_of_rows_that_a_node_tells_costs_others_no_memory():
+    columns = tuple(Column(f"x{j}", "number") for j in range(100))
+    schema = Schema(columns, (1.0,) * 100, (0.0,) * 100, "y", ("no", "yes"))
+    sizes = (2**31 - 1, 7)
+    told = Description(("lab", "ward"), sizes, (False, False), ("a", "b"), schema)
+    experiment_of(described(), told)  # which imports
+    tracemalloc.start()
+    experiment, _ = experiment_of(described(), told)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6
+    assert experiment.federation.sizes.tolist() == list(sizes)
+    assert experiment.config()["data"]["rows"] == sum(sizes)
