@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -63,3 +66,19 @@ def test_a_make_that_fails_is_told():
         fp.from_equinox(failing, (16,), 3)
     with pytest.raises(InvalidArgument, match=f"{said}None"):
         fp.from_equinox(None, (16,), 3)
+
+
+@pytest.mark.parametrize("extra", [np.arange(3), jnp.zeros(2, bool)])
+def test_whole_numbers_in_a_module_are_refused_as_in_a_tree(extra):
+    """They would be constants that the run neither trains nor sends."""
+
+    class Counting(eqx.Module):
+        mlp: eqx.nn.MLP
+        seen: Any
+
+        def __call__(self, x):
+            return self.mlp(x)
+
+    said = r"^parameters of Network must be floating point, got (int64|bool) at \.seen\. Keep whole numbers out of the "
+    with pytest.raises(InvalidArgument, match=f"{said}module: close over them"):
+        fp.from_equinox(lambda key: Counting(make(key), extra), (16,), 3)

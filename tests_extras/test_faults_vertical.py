@@ -1,4 +1,7 @@
-"""Data split by features: parties and the server are killed while they run; the run ends as an undisturbed one."""
+"""Data split by features: parties and the server are killed while they run; the run ends as an undisturbed one.
+
+It takes minutes: `make drills-network` runs it, and `make test-extras` has no case of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Masked sums and private alignment on a real federation: histories as of simulations, and what does not cross."""
+"""Masked sums and private alignment on a real federation: histories as of simulations, and what does not cross.
+
+Kills at random steps take minutes: `make drills-network` runs them, and `make test-extras` has no case of them.
+"""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ class Federation:
     held_out: tuple[np.ndarray, ...] = ()
     names: tuple[str, ...] = ()
     description: str = "given rows"
+    rows_of = "everyone"  # whose rows are in it: problems ask of all together what one node alone need not have
 
     def __post_init__(self) -> None:
         m = len(self.rows)
@@ -131,6 +132,13 @@ class Federation:
         rows = np.split(np.arange(len(y)), np.cumsum([data.rows for data in own])[:-1])
         dataset = from_arrays(x, y, feature_names, classes)
         return Federation(dataset, tuple(rows), (), tuple(names), f"given arrays, {len(own)} clients")
+
+
+@dataclass(frozen=True, eq=False)
+class OwnRows(Federation):
+    """The rows of one node, which is one client of several."""
+
+    rows_of = "one node"
 
 
 def split(

@@ -324,6 +324,7 @@ class FlowerEngine:
         for i in sorted(answers):
             try:
                 message = usable(answers[i])
+                _answers(message, questions[i], self.name(i))
                 if masked is not None:
                     if masked.add(i, message):
                         who.append(i)
@@ -438,6 +439,17 @@ def _say_what_is_shown(hello: Any, summed: Sequence[bool]) -> None:
             "starts from more of it than the sum.",
             ", ".join(shown),
         )
+
+
+def _answers(message: Message, question: Message, who: str) -> None:
+    """Refuse telemetry of another client, round or state than the question is of."""
+    asked, told = question.values, message.values
+    if told.get("client") != asked["client"]:
+        raise Refused(f"answer of {who} must be its own, got one of client {told.get('client')!r}.")
+    if told.get("round") != asked["round"]:
+        raise Refused(f"answer of {who} must be of round {asked['round']}, got one of round {told.get('round')!r}.")
+    if told.get("version") != asked["version"]:
+        raise Refused(f"answer of {who} must be of version {asked['version']}, got {told.get('version')!r}.")
 
 
 class Remote:

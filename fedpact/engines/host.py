@@ -149,6 +149,9 @@ class HostEngine:
         there = len(jax.devices())
         hint = "XLA_FLAGS=--xla_force_host_platform_device_count=8 makes eight of one processor."
         require((self.devices or 1) <= there, "devices", f"at most the {there} there are", self.devices, hint=hint)
+        devices, hint = self.devices or there, "Each device has as many of them as the others."
+        even = self.at_once is None or self.at_once % devices == 0
+        require(even, "at_once", f"a multiple of the {devices} devices", self.at_once, hint=hint)
 
     def load(self, federations: Sequence[Any], dtype: Any, native: Any = None) -> tuple[np.ndarray, Rows]:
         """The dataset once, in the user's order of clients. `native`: the problem, where it is not JAX's."""
@@ -367,8 +370,7 @@ class HostEngine:
             return data.at_once or 1
         devices = len(self._devices())
         if devices > 1:
-            asked = data.at_once or devices
-            return max(devices, asked // devices * devices)
+            return data.at_once or devices
         if stage != "client_step":
             return 1
         if data.at_once is not None:

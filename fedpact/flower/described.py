@@ -1,7 +1,8 @@
 """What everyone knows of everyone's data: names, numbers of rows, columns, classes. And the experiment made of it.
 
 The server and every node build the same `Experiment` from the same description, so that they have the same algorithm,
-problem and privacy plan; `digest` tells whether they do. The rows in it are stand-ins (zeros that take no memory).
+problem and privacy plan; `digest` tells whether they do. The rows in it are stand-ins: zeros, one row for each class
+and the same for everyone, whatever number of rows a node tells.
 """
 
 from __future__ import annotations
@@ -92,19 +93,16 @@ class Description:
         `scored` says that nodes score the rows they hold out.
         """
         features, classes = len(self.schema.columns), len(self.schema.classes)
-        total = sum(self.sizes) if self.layout is None else self.sizes[0]  # the parties' records are the same
-        x = np.broadcast_to(np.zeros((), np.uint8 if self.pixels else np.float64), (total, features))
-        y = np.arange(total) % classes if classes else np.zeros(total)  # every class there is
-        dataset = Dataset(self.dataset, x, np.asarray(y, np.float64), self.schema)
+        rows = np.arange(classes or 1)  # every class there is
+        x = np.zeros((len(rows), features), np.uint8 if self.pixels else np.float64)
+        dataset = Dataset(self.dataset, x, rows.astype(np.float64), self.schema)
         told = f"{len(self.sizes)} nodes"
         if self.layout is not None:
             everyone, blocks = ("all parties",), tuple(map(np.array, self.layout.columns))
             parts = (blocks, self.names, self.layout.closer, self.unmatched)
-            return VerticalStandIn(
-                dataset, (np.arange(total),), (), everyone, told, *parts, told=self, remarks=tuple(remarks)
-            )
-        rows = np.split(np.arange(total), np.cumsum(self.sizes)[:-1])
-        return StandIn(dataset, tuple(rows), (), self.names, told, told=self, remarks=tuple(remarks), scored=scored)
+            return VerticalStandIn(dataset, (rows,), (), everyone, told, *parts, told=self, remarks=tuple(remarks))
+        own = (rows,) * len(self.sizes)
+        return StandIn(dataset, own, (), self.names, told, told=self, remarks=tuple(remarks), scored=scored)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +112,12 @@ class StandIn(Federation):
     told: Any = None
     remarks: tuple[str, ...] = ()
     scored: bool = False
+    rows_of = "nobody"
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """d_i, as the nodes tell it."""
+        return np.array(self.told.sizes)
 
     @cached_property
     def blank(self) -> list[int]:
@@ -132,6 +136,12 @@ class VerticalStandIn(VerticalFederation):
 
     told: Any = None
     remarks: tuple[str, ...] = ()
+    rows_of = "nobody"
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The records, which are the same at all parties."""
+        return np.array(self.told.sizes[:1])
 
     @cached_property
     def digest(self) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,7 @@ from fedpact.privacy.ledger import Ledger
 if TYPE_CHECKING:
     from fedpact.flower.node import Node
 
+log = logging.getLogger("fedpact")
 #: Who releases, in a node's own ledger: whatever number a run gives it.
 WHO = "this node"
 
@@ -169,7 +171,7 @@ class RunAtNode:
         path = self.folder / _name(self.client, version)
         found = self._digest_of(path)
         if found is None or (digest and found != digest):
-            held = sorted(int(p.stem.split("-")[1]) for p in self.folder.glob(f"{self.client:06d}-*.bin"))
+            held = self._held()
             has = f"versions {', '.join(map(str, held))}" if held else "none"
             what = "another state of that version" if found is not None else has
             raise StateLost(f"state of node {self.node.name!r} must be of version {version}, got {what}.")
@@ -180,6 +182,20 @@ class RunAtNode:
         except CheckpointError:
             lost = f"state of node {self.node.name!r} must be of version {version}, got a file of it that is damaged."
             raise StateLost(lost) from None
+
+    def _held(self) -> list[int]:
+        """The versions on the disk."""
+        return sorted(int(p.stem.split("-")[1]) for p in self.folder.glob(f"{self.client:06d}-*.bin"))
+
+    def _say_if_back(self, t: int, version: int, kept: Path) -> None:
+        """Tell of a question that goes on from before the last answer; later versions may be of rounds undone then."""
+        newest = max(self._held(), default=0)
+        if newest <= version or not kept.is_file():
+            return
+        had = unpack(kept.read_bytes().partition(b"\n")[2], "step").values["version"]
+        if had > version:
+            told = "run %s, round %d, node %r: the state goes back to version %d, which the server counts, from %d"
+            log.warning(told, self.rules.run, t, self.node.name, version, had)
 
     def _digest_of(self, path: Path) -> str | None:
         """What the server knows a state by; in a secure run keyed, so that it cannot try what the state might be."""
@@ -210,6 +226,7 @@ class RunAtNode:
         self._mine(values)
         t, version = int(values["round"]), int(values["version"])
         state = self._state(version, str(values["digest"]))
+        self._say_if_back(t, version, kept)
         if self.private is not None:
             self._spend(t, question)
         msg = self._broadcast(message)
@@ -274,9 +291,10 @@ class RunAtNode:
         arrays = checked(message, leaves, "the server")
         shared = jax.tree.unflatten(tree, [jnp.asarray(a) for a in arrays])
         sums = jax.device_get(self._measure(shared, self.batch, state, self.aside))
+        told = {"client": self.client, "round": values["round"], "version": values["version"]}
         if not self.secure:
-            return Message("measure", {"client": self.client}, _arrays(sums)).pack()
-        return Message("measure", {"client": self.client, **self._put("measure", message, _arrays(sums))}).pack()
+            return Message("measure", told, _arrays(sums)).pack()
+        return Message("measure", {**told, **self._put("measure", message, _arrays(sums))}).pack()
 
     def _spend(self, t: int, question: str) -> None:
         """Write into the node's own ledger what the answer to this question releases, if its own budget has room.

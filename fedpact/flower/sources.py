@@ -25,7 +25,7 @@ from fedpact.core.errors import DataError, InvalidArgument, require, unknown
 from fedpact.core.files import make_folder, write_atomic
 from fedpact.core.wire import Refused
 from fedpact.data import Dataset, Federation
-from fedpact.data.federation import set_aside
+from fedpact.data.federation import OwnRows, set_aside
 from fedpact.data.schema import Column, Schema, code_rows, line_of
 from fedpact.data.tables import MOST_CLASSES, class_codes, column_names, listed, read_rows
 from fedpact.experiment import check_rows, federation_of
@@ -157,7 +157,7 @@ class _Raw(Source):
         x = schema.scaled(self.coded(schema.columns))
         dataset = Dataset(self.name, x, self.labels(schema), schema)
         rows, aside = self.rows()
-        return Federation(dataset, (rows,), (aside,), (name,), "rows of one node")
+        return OwnRows(dataset, (rows,), (aside,), (name,), "rows of one node")
 
 
 class Table(_Raw):
@@ -327,7 +327,7 @@ class Part(Source):
         rows, aside = whole.rows[self.client], whole.held_out[self.client]
         both = whole.dataset.take(np.concatenate([rows, aside]))
         own, rest = np.arange(len(rows)), np.arange(len(rows), len(rows) + len(aside))
-        return Federation(both, (own,), (rest,), (name,), "a part of the experiment's data")
+        return OwnRows(both, (own,), (rest,), (name,), "a part of the experiment's data")
 
     def columns(self, name: str, plan: Mapping[str, Any]) -> tuple[Columns, dict[str, Any]]:
         """The columns that the split gives this party; nothing else of the dataset is kept."""

@@ -211,7 +211,8 @@ class PartyAtNode:
             raise Refused(f"layout must give node {self.node.name!r} the columns it has, got others.")
         if self.own.y is not None:
             stand_in, y = e.federation.dataset, self.own.y
-            with_labels = Dataset(stand_in.name, stand_in.x, y, stand_in.schema)
+            x = np.broadcast_to(stand_in.x[:1], (len(y), stand_in.features))
+            with_labels = Dataset(stand_in.name, x, y, stand_in.schema)
             e.problem.check(Federation(with_labels, (np.arange(len(y)),)))
 
     # On the disk

@@ -254,7 +254,7 @@ class Constrained:
                 term.check(self.model, federation)
         caps = self.caps
         m = federation.clients
-        ok = not isinstance(caps, (tuple, list)) or len(caps) == m
+        ok = not isinstance(caps, (tuple, list)) or len(caps) == m or federation.rows_of == "one node"
         require(ok, "limit of ClientLoss", f"a number or one a client ({m})", caps, symbol="U_i")
         for term in (t for part in self.parts for _, t in part.rows if isinstance(t, PerRow)):
             self._check_rows(term, federation)

@@ -108,7 +108,7 @@ def _softplus(z: Any) -> Any:
 
 
 def require_two_classes(federation: Any, problem: str) -> None:
-    """Raise unless the labels are two classes coded 0 and 1, with rows of both."""
+    """Raise unless the labels are two classes coded 0 and 1, with rows of both among everyone's."""
     classes = federation.dataset.classes
     if len(classes) != 2:
         shown = ", ".join(classes[:5]) + ("…" if len(classes) > 5 else "")
@@ -116,6 +116,6 @@ def require_two_classes(federation: Any, problem: str) -> None:
         instead = f"Softmax(inputs={federation.features}, classes={len(classes)})" if classes else "LeastSquares"
         raise DataError(f"labels must be two classes for {problem}, got {got}. Choose two classes, or use {instead}.")
     labels = np.unique(federation.dataset.y)
-    if set(labels.tolist()) != {0.0, 1.0}:
+    if federation.rows_of == "everyone" and set(labels.tolist()) != {0.0, 1.0}:
         got = labels[:5].tolist()
         raise DataError(f"labels must be two classes for {problem}, got {got}. Code them 0 and 1; have rows of both.")

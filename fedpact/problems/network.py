@@ -432,6 +432,12 @@ def from_equinox(make: Callable[[Any], Any], shape: tuple[int, ...], classes: in
     except Exception as error:
         text = f"make must be a function of a key that returns a module, got {type(error).__name__}: {error}."
         raise InvalidArgument(f"{text} Try it on jax.random.key(0).") from error
+    for path, leaf in jax.tree_util.tree_leaves_with_path(module):
+        if isinstance(leaf, jax.Array | np.ndarray) and (leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.integer)):
+            raise InvalidArgument(  # it would be a constant that no run trains or sends
+                f"parameters of Network must be floating point, got {leaf.dtype} at {jax.tree_util.keystr(path)}. Keep "
+                "whole numbers out of the module: close over them."
+            )
     params, static = equinox.partition(module, equinox.is_inexact_array)
     structure = jax.tree.structure(params)
 

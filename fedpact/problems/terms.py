@@ -127,6 +127,8 @@ class Gap(Term):
         ok = isinstance(j, int) and not isinstance(j, bool) and 0 <= j < n
         require(ok, "column of Gap", f"the name of a feature, or its number from 0 to {n - 1}", self.column)
         require(is_number(above), "above of Gap", "a number", self.above)
+        if federation.rows_of != "everyone":
+            return
         rows, schema = np.concatenate(federation.rows), federation.dataset.schema
         x = federation.dataset.x[rows][:, [j]]
         inside = int((x > above).sum())
@@ -164,6 +166,8 @@ class Misses(Term):
     def check(self, model: Any, federation: Any) -> None:
         """Somebody must have rows of the class."""
         _check_class(model, federation, self.of, "Misses")
+        if federation.rows_of != "everyone":
+            return
         if not np.any(federation.dataset.y[np.concatenate(federation.rows)] == self.of):
             raise DataError(f"labels must include class {self.of} for Misses, got no such row. Choose another class.")
 

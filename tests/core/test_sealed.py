@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import zipfile
@@ -69,7 +70,41 @@ def larger_than_it_is(payload):
     return out.getvalue()
 
 
+def overlapping(payload):
+    """A list that names the same bytes a hundred times: what is read is a hundred times what was sent."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(payload)) as old, zipfile.ZipFile(out, "w") as new:
+        new.writestr("w.npy", old.read("w.npy"))
+        new.filelist *= 100
+    return out.getvalue()
+
+
+def within_one_another(payload):
+    """Members of different names, each of which ends where the others do."""
+    inner = payload[: payload.rindex(b"PK\x01\x02")]  # without the list
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as new:
+        new.writestr("v.npy", _headed(inner))
+        found = copy.copy(new.filelist[0])
+        found.filename = found.orig_filename = "w.npy"
+        found.header_offset = out.getvalue().index(b"PK\x03\x04", 4)
+        with zipfile.ZipFile(io.BytesIO(payload)) as old:
+            found.CRC, found.file_size = old.filelist[0].CRC, old.filelist[0].file_size
+            found.compress_size = found.file_size
+        new.filelist.append(found)
+    return out.getvalue()
+
+
+def _headed(content):
+    """The bytes as an array of bytes."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.frombuffer(content, np.uint8))
+    return buffer.getvalue()
+
+
 def test_arrays_take_no_more_room_than_their_bytes():
     assert unseal("model", resealed(lambda payload: payload)) is not None
     assert unseal("model", resealed(compressed)) is None
     assert unseal("model", resealed(larger_than_it_is)) is None
+    assert unseal("model", resealed(overlapping)) is None
+    assert unseal("model", resealed(within_one_another)) is None

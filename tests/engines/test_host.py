@@ -365,6 +365,15 @@ def test_bad_options(options, said):
         HostEngine(**options)
 
 
+@pytest.mark.parametrize("devices", [3, None])
+def test_clients_stepped_together_are_as_many_on_every_device(devices, monkeypatch):
+    monkeypatch.setattr("fedpact.engines.host.jax.devices", lambda: [None] * 3)
+    assert HostEngine(devices=devices, at_once=6).at_once == 6
+    for count in (1, 4):
+        with pytest.raises(InvalidArgument, match=rf"^at_once must be a multiple of the 3 devices, got {count}\."):
+            HostEngine(devices=devices, at_once=count)
+
+
 def test_trials_are_the_local_engine_s():
     with pytest.raises(InvalidArgument, match=r"^engine must be 'local' for vectorised trials, got 'host'\."):
         fp.trials(case.SETTINGS, case.PROBLEM, case.federation(), [0, 1], rounds=1)

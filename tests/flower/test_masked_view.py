@@ -70,7 +70,7 @@ def test_no_number_of_an_upload_crosses(tmp_path, uploads):
     fields = {kind: set().union(*(m.values for m in messages if m.kind == kind)) for kind in kinds}
     masks_of = {"finite", "keys", "commitment", "sealed"}
     assert fields["step"] == {"client", "round", "based", "version", "digest", "notes", "own", *masks_of} - {"keys"}
-    assert fields["measure"] == {"client", *masks_of}
+    assert fields["measure"] == {"client", "round", "version", *masks_of}
     assert fields["mask_words"] == set()
 
 

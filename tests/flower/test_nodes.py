@@ -25,6 +25,8 @@ ALGORITHMS = {
 #: With the others of the registry on data split by rows, which have their defaults; SFedProx takes shorter steps, for
 #: its own swing on these rows, and rounding grows a thousandfold a round.
 OTHERS = {"sfedprox": {"name": "sfedprox", "scale": 0.3}}
+#: What a node says that goes back to a state it has gone on from: round, its name, the version asked and that it had.
+BACK = r"run [0-9a-f]{16}, round (\d+), node '(\d+)': the state goes back to version (\d+), .* from (\d+)"
 EVERY = {name: (ALGORITHMS | OTHERS).get(name, {"name": name}) for name, cls in REGISTRY.items() if not cls.vertical}
 
 
@@ -64,12 +66,13 @@ def test_who_does_not_answer_is_left_out_as_one_that_was_not_drawn(tmp_path, cap
 
 
 @pytest.mark.parametrize("name", ["fedadmm", "scaffold"])
-def test_a_state_that_the_server_does_not_count_is_rolled_back(name, tmp_path):
+def test_a_state_that_the_server_does_not_count_is_rolled_back(name, tmp_path, caplog):
     """The node had stepped and written version 2; the server never heard of it and names version 1 again."""
     lost = lambda i, question, answer: None if i == 0 and step_of(question, 1) else answer
     run = federated(ALGORITHMS[name], tmp_path, Faulty(nodes(tmp_path), lost), flower={"quorum": 0.5})
     schedule = {"scheme": "schedule", "rounds": [[0, 1, 2, 3], [1, 2, 3]] + [[0, 1, 2, 3]] * 3}
     same_history(run, simulated(ALGORITHMS[name], participation=schedule), 1e-12)
+    assert re.findall(BACK, caplog.text) == [("2", "0", "1", "2")]
 
 
 def test_too_few_end_the_run_with_a_sentence_and_it_can_be_resumed(tmp_path):
@@ -116,6 +119,27 @@ def test_telemetry_that_is_not_finite_is_left_out_where_others_is(tmp_path, capl
     assert run.history.column("measured").tolist() == [0.75, 0.75, 0.75]
     assert np.isfinite(run.history.column("objective")).all()
     assert "client 1 (1), measure: its numbers are not finite" in caplog.text
+
+
+BAD_TELEMETRY = {
+    "from another round": ({"round": 0}, "must be of round 1, got one of round 0"),
+    "of no round": ({"round": None}, "must be of round 1, got one of round None"),
+    "from another client": ({"client": 1}, "must be its own, got one of client 1"),
+    "from a stale state": ({"version": 0}, "must be of version 1, got 0"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_TELEMETRY)
+def test_telemetry_of_another_question_is_refused_by_name(fault, tmp_path, caplog):
+    told, sentence = BAD_TELEMETRY[fault]
+
+    def bad(i, question, answer):
+        wrong = i == 3 and question.kind == "measure" and question.values["round"] == 1
+        return changed(**told)(answer) if wrong else answer
+
+    run = federated("fedavg", tmp_path, Faulty(nodes(tmp_path), bad), flower={"quorum": 0.5}, rounds=2)
+    assert run.history.column("measured").tolist() == [1, 0.75, 1]
+    assert f"round 1, client 3 (3), measure: answer of client 3 (3) {sentence}" in caplog.text
 
 
 # Faults of nodes
@@ -332,13 +356,14 @@ def test_a_server_that_is_killed_anywhere_resumes_to_the_same_history(name, tmp_
         same_history(run, simulated(ALGORITHMS[name]), 1e-12)
 
 
-def test_server_and_nodes_resume_to_one_cut_where_nodes_are_ahead(tmp_path):
+def test_server_and_nodes_resume_to_one_cut_where_nodes_are_ahead(tmp_path, caplog):
     """The newest checkpoint is lost: the server goes back a round, and the nodes with it."""
     federated(ALGORITHMS["fedadmm"], tmp_path, run=tmp_path / "run", rounds=4)
     newest = max((tmp_path / "run").glob("checkpoint-*.bin"))
     newest.unlink()
     again = federated(ALGORITHMS["fedadmm"], tmp_path, run=tmp_path / "run", rounds=5)
     same_history(again, simulated(ALGORITHMS["fedadmm"]), 1e-12)
+    assert not re.search(BACK, caplog.text), "the question is that of before, and so is the answer: nothing was undone"
 
 
 # Bad starts
