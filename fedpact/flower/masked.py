@@ -495,6 +495,5 @@ class Book:
 
     def write(self, survivors: Sequence[int]) -> None:
         """Before the shares leave. The first is never forgotten: a resumed run measures where it began once more."""
-        others = [line for line in self._read().items() if line[0] != self.mark]
-        lines = [*others, (self.mark, sorted(survivors))]
-        write_atomic(self.path, json.dumps(dict([*lines[:1], *lines[1:][-REMEMBERED:]])).encode())
+        first, *rest = {**self._read(), self.mark: sorted(survivors)}.items()  # one that is there keeps its place
+        write_atomic(self.path, json.dumps(dict([first, *rest[-REMEMBERED:]])).encode())

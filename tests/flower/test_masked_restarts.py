@@ -5,11 +5,13 @@ Whatever is asked again, no vector is opened over two sets of clients: their sum
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from helpers_masked import CLIENTS, Watched, edited, nodes, run, same, shared_programs, values
 
-from fedpact.core.errors import ClientError
+from fedpact.core.errors import ClientError, InvalidArgument
 from fedpact.flower import masked
 from fedpact.flower.node import Node
 from fedpact.flower.run_at_node import RunAtNode
@@ -261,3 +263,16 @@ def test_what_no_sum_can_have_been_opened_over_is_ignored(tmp_path, told):
     link = Odd(nodes(tmp_path))
     run(tmp_path, SIX, link)
     assert link.opened["step", 1] == [(0, 1, 2, 3, 4, 5)]
+
+
+def test_the_first_sum_is_remembered_however_often_a_run_is_resumed(tmp_path):
+    """Each time it is opened again, and then as many others as are remembered beside it."""
+    for resumed in range(3):
+        first = masked.Book(tmp_path, "measure", "row 0")
+        first.check([0, 1, 2])
+        first.write([0, 1, 2])
+        for row in range(masked.REMEMBERED + 1):
+            masked.Book(tmp_path, "measure", f"row {row} of start {resumed}").write([0, 1])
+    with pytest.raises(InvalidArgument, match=r"^sum must be over clients \[0, 1, 2\], .* got one over \[0, 1\]"):
+        first.check([0, 1])
+    assert len(json.loads(first.path.read_text())) == 1 + masked.REMEMBERED
