@@ -66,6 +66,7 @@ class RunAtNode:
     def __init__(self, node: Node, told: Message) -> None:
         self.node, self.client = node, int(told.values["client"])
         description = Description.from_dict(told.values["description"])
+        self._check_told(description)
         self.experiment, _ = experiment_of(told.values["experiment"], description)
         e = self.experiment
         e.problem.check(node.own)
@@ -112,17 +113,26 @@ class RunAtNode:
         source.client = int(told.values["client"])
         description = Description.from_dict(told.values["description"])
         node.at.source, node.at.own = source, source.federation(description.schema, node.name)
-        if sources.mark_of(node.own, node.key) != description.marks[int(told.values["client"])]:
-            raise InvalidArgument(
-                f"rows of node {node.name!r} must be those the run began with, got others. Put them back, or start a "
-                "new run."
-            )
         run = cls(node, told)
         if (folder / "join.bin").is_file():
             run._joined(unpack((folder / "join.bin").read_bytes(), "join"))
         return run
 
     # The start
+
+    def _check_told(self, description: Description) -> None:
+        """What the server says of this node's rows is so: by their number a private run reckons what it releases."""
+        node, at = self.node, slice(self.client, self.client + 1)
+        own, said = int(node.own.sizes[0]), description.sizes[at]
+        if sources.mark_of(node.own, node.key) not in description.marks[at]:
+            raise InvalidArgument(
+                f"rows of node {node.name!r} must be those the run began with, got others. Put them back, or start a "
+                "new run."
+            )
+        if said != (own,):
+            raise Refused(
+                f"rows of node {node.name!r} must be told as the {own} it has, got {said[0]} from the server."
+            )
 
     def _joined(self, message: Message) -> None:
         w0 = start_of(self.experiment)
