@@ -232,7 +232,7 @@ class RunAtNode:
         arrays = own + (_arrays(notes) if noted else [])
         body = Message("step", {**told, "notes": noted, "own": len(own)}, arrays).pack()
         write_atomic(kept, question.encode() + b"\n" + body)
-        self._sweep({int(v) for v in values.get("keep", ())} | {version}, t + 1)
+        self._sweep({int(v) for v in values.get("keep", ())}, version)
         return body
 
     def _mine(self, values: Mapping[str, Any]) -> None:
@@ -314,12 +314,13 @@ class RunAtNode:
                     )
             ledger.spend([release])
 
-    def _sweep(self, keep: set[int], newest: int) -> None:
-        """Remove older versions that nobody will ask for. Later ones stay: a question may come after its time."""
+    def _sweep(self, keep: set[int], known: int) -> None:
+        """Remove versions before the one the server knows, but those to keep. Later ones stay: a question may come
+        after its time, when the server has taken a late answer for the state to go on from."""
         with writing(self.folder):
             for path in self.folder.glob(f"{self.client:06d}-*.bin"):
                 version = int(path.stem.split("-")[1])
-                if version < newest and version not in keep:
+                if version < known and version not in keep:
                     path.unlink(missing_ok=True)
 
 
