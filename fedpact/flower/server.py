@@ -23,7 +23,7 @@ from fedpact.flower.agreement import Add, agreed_schema
 from fedpact.flower.described import Description, experiment_of, unused, value_of
 from fedpact.flower.masked import Rules, Sums, rules_of
 from fedpact.flower.vertical import agreed, is_split
-from fedpact.folder import is_run
+from fedpact.folder import clients_in, is_run, place_of
 from fedpact.run import Run, execute
 
 log = logging.getLogger("fedpact")
@@ -143,7 +143,7 @@ def prepare(
     experiment, name = experiment_of(values, description, unused(values, surveys))
     engine = experiment.engine
     assert isinstance(engine, FlowerEngine | PartiesEngine)
-    place, digest = "" if folder is None else str(folder.resolve()), experiment.digest()
+    place, digest = "" if folder is None else place_of(folder), experiment.digest()
     run = hashlib.sha256(json.dumps([place, digest]).encode()).hexdigest()[:16]
     whole = {"experiment": dict(values), "description": description.to_dict(), "run": run, "digest": digest}
     link.tell({i: Message("prepare", {**whole, "client": i}) for i in range(len(link.names))})

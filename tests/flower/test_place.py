@@ -46,6 +46,19 @@ def test_a_run_s_name_is_no_path(name, tmp_path):
     assert not list(tmp_path.rglob("run-*"))
 
 
+def test_a_run_whose_folder_was_moved_is_the_same_run_to_its_nodes(tmp_path):
+    parties = nodes(tmp_path)
+    federated("fedavg", tmp_path, Direct(parties), tmp_path / "run", rounds=1)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    run = federated("fedavg", tmp_path, Direct(parties), tmp_path / "moved", rounds=2)
+    assert run.history.column("participants").tolist() == [0, 4, 4]
+    assert [len(list(node.folder.glob("run-*"))) for node in parties] == [1] * len(parties)
+    (tmp_path / "moved" / "place").unlink()  # as of a folder from before it was written down
+    (tmp_path / "moved").rename(tmp_path / "run")
+    federated("fedavg", tmp_path, Direct(parties), tmp_path / "run", rounds=3)
+    assert (tmp_path / "run" / "place").read_text() == str((tmp_path / "run").resolve())
+
+
 @pytest.fixture
 def at(tmp_path, monkeypatch):
     monkeypatch.setattr(resident.tempfile, "gettempdir", lambda: str(tmp_path))
