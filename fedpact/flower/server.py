@@ -139,6 +139,12 @@ def prepare(
     values: Mapping[str, Any], link: Link, surveys: Sequence[Any], folder: Path | None, patience: float
 ) -> tuple[Experiment, str | None]:
     """The experiment, made by the server and by every node alike."""
+    if folder is not None and (known := clients_in(folder)) is not None:
+        # before anyone is asked: masked sums over other nodes than before would differ by what one of them has
+        hint = "Start those it began with, or choose a new folder."
+        require(
+            len(link.names) == known, "nodes", f"the {known} of the run in {str(folder)!r}", len(link.names), hint=hint
+        )
     description = agree(values, link, surveys, patience)
     experiment, name = experiment_of(values, description, unused(values, surveys))
     engine = experiment.engine
