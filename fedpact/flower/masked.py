@@ -38,7 +38,7 @@ from fedpact.core.errors import ClientError, InvalidArgument, StartedAgain, requ
 from fedpact.core.files import write_atomic
 from fedpact.core.wire import Enough, Forgotten, Message, Refused, usable
 from fedpact.flower.coding import CODINGS, Digits, Fixed, check_summable, flat, only_summed, size_of, unflat
-from fedpact.secure import Client, Server, Terms, Total, primitives
+from fedpact.secure import Client, Server, Terms, Total, WrongShare, primitives
 from fedpact.secure.messages import Inbox, Keys, Masked, Request, Reveal, Roster, Shares
 
 log = logging.getLogger("fedpact")
@@ -150,9 +150,9 @@ class Sum:
     """One sum: `ask` invites with a question, `add` takes each answer to it, `total` does the rest.
 
     `least` is how many must stay; `refused` says what clients were left out for whose answers were not right, `left`
-    why others were that had answered the invitation. `early`: it is among the first sums since the server's start, which
-    are all that a run before that may have opened. Of later ones, at their first try, nobody's word that they were
-    opened is taken: who always says so would decide who else counts.
+    why others were that had answered the invitation. `early`: it is among the first sums since the server's start,
+    which are all that a run before that may have opened. Of later ones, at their first try, nobody's word that they
+    were opened is taken: who always says so would decide who else counts.
     """
 
     def __init__(
@@ -337,11 +337,14 @@ class Sum:
         return Reveal(self.terms.session, self.terms.round, i, seeds, masking)
 
     def _opened(self, request: Request) -> Total:
-        """The sum; where shares do not fit, without those of one client, whose are then wrong."""
+        """The sum; where shares of a secret do not fit, without those that one client holds, among which the wrong one
+        then is. Its owner may have given it out so."""
         try:
             return self._server.total()
-        except InvalidArgument as error:
-            refused = error
+        except WrongShare as error:
+            refused, owner = error, self._sums.link.names[error.owner]
+        except InvalidArgument as error:  # of the sum itself
+            raise ClientError(f"round {self.t}, {self.purpose}: masked sum could not be opened: {error}") from None
         for i in request.survivors:
             if (kept := self._server.forget(i)) is None:
                 continue
@@ -350,9 +353,12 @@ class Sum:
             except InvalidArgument:
                 self._server.add(kept)
                 continue
-            self._log(i, "mask_reveal", f"its shares are wrong and were not used: {refused}")
+            self._log(i, "mask_reveal", f"the share of {owner} that it holds is wrong; it was not used: {refused}")
             return total
-        raise ClientError(f"round {self.t}, {self.purpose}: masked sum could not be opened: {refused}")
+        raise ClientError(
+            f"round {self.t}, {self.purpose}: masked sum could not be opened: {refused} Several clients hold wrong "
+            f"shares of {owner}'s, or it is one of too few: look at {owner}, start it again, and resume."
+        )
 
 
 def _told(roster: Roster) -> dict[str, Any]:
