@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers_nodes import federated, nodes
 
-from fedpact.core.errors import ClientError
+from fedpact.core.errors import ClientError, OutputError
 from fedpact.core.wire import unpack
 from fedpact.flower import resident
 from fedpact.flower.links import Direct
@@ -30,6 +30,21 @@ def test_the_node_s_folder_is_its_user_s_alone_also_where_it_was_open(tmp_path):
     for name in ("old", "new"):
         Node({"name": name}, tmp_path / name)
         assert mode(tmp_path / name) == 0o700
+
+
+def test_nor_is_a_folder_closed_that_is_not_the_node_s(tmp_path):
+    """A home, say, by a slip of the configuration: with the node's files beside it others would be locked out."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(0o755)
+    (tmp_path / "home" / "letter").touch()
+    with pytest.raises(OutputError, match=r"^state must be a folder of its own, got '.*home', which is open to others"):
+        Node({"name": "n"}, tmp_path / "home")
+    assert (mode(tmp_path / "home"), os.listdir(tmp_path / "home")) == (0o755, ["letter"])
+    (tmp_path / "home").chmod(0o700)
+    Node({"name": "n"}, tmp_path / "home")
+    (tmp_path / "home").chmod(0o755)  # now it is the node's
+    Node({"name": "n"}, tmp_path / "home")
+    assert mode(tmp_path / "home") == 0o700
 
 
 @pytest.mark.parametrize("name", ["x/../../../escaped", "../escaped", "", "0123456789ABCDEF", "0" * 16 + "\n", None, 7])
