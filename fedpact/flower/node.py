@@ -1,6 +1,7 @@
 """What a client does in a real federation: answer the server's questions, with rows and a state that it keeps.
 
-    hello, moments, coded, prepare    come to the same features and the same experiment as everyone (`agreement`)
+    hello, moments, coded,      come to the same features and the same experiment as everyone (`agreement`)
+    prepare
     join(w0, root)              → hello
     step(t, version, broadcast) → load that version of the state, step, write version t+1, then answer
     measure(version, model)     → telemetry; with it the test's sums over the rows that are held out
