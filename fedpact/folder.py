@@ -4,6 +4,7 @@ experiment.json   the experiment file, where there was one        config.json   
 environment.json  versions and machine                            history.csv    a row per round, as it grows
 checkpoint-*.bin  the last two                                    model.bin, report.html, result.json   at the end
 clients/          the clients' states, where the engine keeps them on the host
+place             of a federation: where the folder was when the run began; nodes know the run by it, if it is moved too
 events.jsonl      of a federation: who was left out, refused or late, and why, by the rows of history.csv
 ledger.*          what a private run has released (`privacy.ledger`), before it is released
 .lock             held by the process that runs here; the system lets go of it however the process ends
@@ -50,6 +51,7 @@ CHECKPOINT_COST = 0.25
 END = ("result.json", "report.html", "model.bin")
 LOCK = ".lock"
 EVENTS = "events.jsonl"
+PLACE = "place"
 #: How many settings are named where a run's are not those of the folder.
 DIFFERENCES = 4
 #: What the two files of a finished run must hold.
@@ -137,6 +139,18 @@ def _digest_in(folder: Path) -> str | None:
     data = _config_in(folder).get("data")
     found = data.get("digest") if isinstance(data, dict) else None
     return found if isinstance(found, str) else None
+
+
+def place_of(folder: Path) -> str:
+    """Where a run's folder was when the run began; of one that has not, or did not write it down, where it is."""
+    path = folder / PLACE
+    return path.read_text(encoding="utf-8") if path.is_file() else str(folder.resolve())
+
+
+def clients_in(folder: Path) -> int | None:
+    """How many clients the run in a folder has, if its configuration says it."""
+    data = _config_in(folder).get("data")
+    return data.get("clients") if isinstance(data, dict) else None
 
 
 class RunFolder:
@@ -227,6 +241,8 @@ class RunFolder:
             write_json(self.folder / "experiment.json", source)
         write_json(self.folder / "config.json", experiment.config())
         write_json(self.folder / "environment.json", environment())
+        if getattr(experiment.engine, "remote", False):
+            write_atomic(self.folder / PLACE, place_of(self.folder).encode())
 
     def _resume(self, found: checkpoint.Checkpoint, experiment: Any, source: Mapping[str, Any] | None) -> None:
         csv = self.folder / "history.csv"

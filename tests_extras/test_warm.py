@@ -20,7 +20,7 @@ pytest.importorskip("cryptography")
 from helpers_federation import nothing_left
 
 from fedpact.flower.local import MARK, processes_of
-from fedpact.flower.warm import COMMAND, _forked, _given, commands
+from fedpact.flower.warm import COMMAND, _forked, _given, commands, node
 
 if sys.platform != "linux":
     pytest.skip("forks are for Linux", allow_module_level=True)
@@ -216,3 +216,15 @@ def test_a_node_on_the_server_s_machine_does_not_wait_as_long_as_flower_does():
     told = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=120)
     assert told.returncode == 0, told.stderr
     assert 0.5 <= float(told.stdout) < 2.5
+
+
+def test_a_flower_that_waits_elsewhere_has_its_own_node(monkeypatch):
+    from flwr.supernode import cli, start_client_internal
+
+    started = []
+    monkeypatch.delattr(start_client_internal, "time")
+    monkeypatch.setattr(cli, "flower_supernode", lambda: started.append(sys.argv))
+    monkeypatch.setattr(sys, "argv", [])
+    node(["--insecure"])
+    assert started == [["flower-supernode", "--insecure"]]
+    assert not hasattr(start_client_internal, "time")

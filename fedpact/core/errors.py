@@ -11,7 +11,7 @@ FedpactError
 ├── BudgetSpent          a release that would cost more privacy than was granted
 └── ClientError          something failed inside a round: names round, client and stage
     ├── NotFinite        what a client made of a round is not finite (engine `debug`; elsewhere that is an outcome)
-    └── StartedAgain     a node has forgotten what was agreed on before round 1: everyone is to be asked anew
+    └── StartedAgain     a node has forgotten what was agreed on, or its part of a masked sum: it is to be asked anew
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class NotFinite(ClientError):
 
 
 class StartedAgain(ClientError):
-    """A node was started again before the run had begun, and has forgotten what was agreed on."""
+    """A node was started again, and has forgotten what was agreed on before the run, or its part of a masked sum."""
 
 
 #: The largest count that settings take: steps, rounds, rows a batch, ….

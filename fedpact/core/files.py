@@ -8,7 +8,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,29 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
-def own_folder(path: Path) -> None:
-    """Make a folder that nobody else can look into; one that is there becomes such a folder."""
+def private_folder(path: Path) -> None:
+    """Make a folder, which nobody else can look into if it is new."""
+    new = not path.exists()
     make_folder(path)
+    if new:
+        with writing(path):
+            path.chmod(0o700)
+
+
+def own_folder(path: Path, its: Collection[str], beside: Collection[str] = ()) -> None:
+    """Make a folder that nobody else can look into; one that is there becomes such a folder if it is empty, but for
+    what may lie `beside`, or has one of `its` files. Any other is left alone, and refused where it is open to others.
+    """
+    private_folder(path)
     with writing(path):
+        names = {one.name for one in path.iterdir()} - set(beside)
+        if names and names.isdisjoint(its):
+            if path.stat().st_mode & 0o077:
+                raise OutputError(
+                    f"state must be a folder of its own, got {str(path)!r}, which is open to others and has other "
+                    f"files in it. Give a new one, or close it to others if that is what you want: chmod 700."
+                )
+            return
         path.chmod(0o700)
 
 

@@ -1,10 +1,10 @@
 """How the nodes come to the same features: questions to everyone, before the run.
 
-    survey    columns, categories and the target's values, but   →  the server joins them: vocabularies, classes
+    hello     columns, categories and the target's values, but   →  the server joins them: vocabularies, classes
               those that [data] lists for everyone
     moments   n and Σx of every column                           →  means
     moments   Σ(x − mean)², and whether the column varies        →  deviations
-    prepare   the schema: how cells become features              →  every node codes and scales its own rows
+    coded     the schema: how cells become features              →  every node codes and scales its own rows
 
 In a secure run the moments are masked sums (`masked`): the server learns them over all nodes, and of a column that
 varies, at how many of them it does. Categories and classes are told as they are: a sum of marks would not hide words

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,6 +107,7 @@ class Grid(Telling):
         self.names: list[str] = []
         self.nodes: list[int] = []  # node ids by client
         self.waiting: dict[str, Waiting] = {}  # by message id: questions of rounds that went on
+        self.singly = False  # whether replies are pulled one by one
         self.why: dict[int, str] = {}  # of the last question: who failed last for which reason, and has not answered
 
     def ask(self, questions: Mapping[int, Message], deadline: float, enough: Enough, patience: float) -> dict[int, Any]:
@@ -118,8 +120,8 @@ class Grid(Telling):
         pending = self._push(contents, kinds, again)
         answers: dict[int, Any] = {}
         while pending or again:
-            for reply in self.grid.pull_messages(list(pending)):
-                client = pending.pop(reply.metadata.reply_to_message_id, None)
+            for number, reply in self._pull(list(pending)):
+                client = pending.pop(number, None)
                 if client is None or client in answers:
                     continue
                 try:
@@ -155,8 +157,27 @@ class Grid(Telling):
             self.waiting[number] = Waiting(client, kinds[client], same)
         return answers
 
+    def _pull(self, numbers: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        """Replies, by the messages that they answer; for one that Flower cannot read, the error that it raises.
+
+        It raises for all it was asked for, and what it has handed out it has no more. So after the first every reply is
+        pulled by itself: those lost with it are told of as lost, and asked for again, and then it is known whose it is.
+        """
+        for some in [[number] for number in numbers] if self.singly else [list(numbers)]:
+            try:
+                replies = [(reply.metadata.reply_to_message_id, reply) for reply in self.grid.pull_messages(some)]
+            except Exception as error:
+                if of_the_link(error):
+                    raise
+                log.warning("a reply could not be read by Flower (%s: %s)", type(error).__name__, error)
+                self.singly, replies = True, [(number, error) for number in some if len(some) == 1]
+            yield from replies
+
     def _read(self, reply: Any, client: int, kind: str) -> Message:
         """What a node has answered, if it is the one that was asked."""
+        if isinstance(reply, Exception):
+            name, got = self.names[client], type(reply).__name__
+            raise Refused(f"answer of node {name!r} must be one that Flower can read, got another ({got}).")
         content, sender, node = self.open(reply), reply.metadata.src_node_id, self.nodes[client]
         if sender != node:
             name = self.names[client]
@@ -181,8 +202,8 @@ class Grid(Telling):
     def late(self) -> list[tuple[int, Any]]:
         """What has come since for steps that were given up; other answers that came late are of no use."""
         out: list[tuple[int, Any]] = []
-        for reply in self.grid.pull_messages(list(self.waiting)) if self.waiting else ():
-            one = self.waiting.pop(reply.metadata.reply_to_message_id, None)
+        for number, reply in self._pull(list(self.waiting)) if self.waiting else ():
+            one = self.waiting.pop(number, None)
             if one is None or one.kind != "step":
                 continue
             try:
@@ -193,6 +214,16 @@ class Grid(Telling):
             except LookupError as lost:
                 log.warning("late answer of node %r: %s", self.names[one.client], lost)
                 continue
-            for number in one.same:
-                self.waiting.pop(number, None)
+            for other in one.same:
+                self.waiting.pop(other, None)
         return out
+
+
+def of_the_link(error: BaseException | None) -> bool:
+    """Whether it is of the connection to the SuperLink, by which Flower's own calls fail while that one dies."""
+    while error is not None:
+        kinds = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+        if isinstance(error, (ConnectionError, ssl.SSLError)) or kinds & {"httpx", "httpcore"}:
+            return True
+        error = error.__cause__
+    return False

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpact.core.errors import ClientError, InvalidArgument, require, the_extra
-from fedpact.core.files import make_folder, write_atomic
+from fedpact.core.files import make_folder, private_folder, write_atomic
 from fedpact.flower import resident, warm
 from fedpact.folder import LOCK, _locked
 
@@ -237,7 +237,7 @@ def quiet_environment(folder: Path) -> dict[str, str]:
     }
 
 
-#: How often Flower's SuperExecs look for work, in seconds; Flower's own is 1. (`operators` has the same.)
+#: How often Flower's SuperExecs look for work, in seconds; Flower's own is 1.
 SOON = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 
 
@@ -257,6 +257,7 @@ class Local:
         self.folder, self.configs = Path(folder).resolve(), dict(configs)
         for name in self.configs:
             check_name(name)
+        private_folder(self.folder)
         make_folder(self.folder / "logs")
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
@@ -301,6 +302,7 @@ class Local:
                 env=env,
                 cwd=self.folder,
                 start_new_session=True,
+                umask=0o077,  # what crosses is in the SuperLink's database
             )
         self.begun[name] = time.monotonic()
 

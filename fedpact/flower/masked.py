@@ -38,7 +38,7 @@ from fedpact.core.errors import ClientError, InvalidArgument, StartedAgain, requ
 from fedpact.core.files import write_atomic
 from fedpact.core.wire import Enough, Forgotten, Message, Refused, usable
 from fedpact.flower.coding import CODINGS, Digits, Fixed, check_summable, flat, only_summed, size_of, unflat
-from fedpact.secure import Client, Server, Terms, Total, primitives
+from fedpact.secure import Client, Server, Terms, Total, WrongShare, primitives
 from fedpact.secure.messages import Inbox, Keys, Masked, Request, Reveal, Roster, Shares
 
 log = logging.getLogger("fedpact")
@@ -117,6 +117,7 @@ class Sums:
         self.link, self.rules, self.deadline, self.patience, self.init = link, rules, deadline, patience, init
         self.ahead: dict[int, tuple[bytes, ...]] = {}  # keys for a client's next sum
         self._probe = os.urandom(32)
+        self._begun: dict[str, int] = {}  # sums so far, by their purpose
 
     def start(self, purpose: str, t: int, clients: Sequence[int], leaves: Sequence[Any]) -> Sum:
         """A sum of arrays like these over these clients, or those of them who stay."""
@@ -126,7 +127,8 @@ class Sums:
                 "one is its upload. Draw more clients a round, or start the missing nodes."
             )
         check_summable(leaves, purpose)
-        return Sum(self, purpose, t, tuple(sorted(clients)), leaves)
+        self._begun[purpose] = self._begun.get(purpose, 0) + 1
+        return Sum(self, purpose, t, tuple(sorted(clients)), leaves, self._begun[purpose] <= 1 + REMEMBERED)
 
     def summed(self, hello: Any) -> list[bool]:
         """Which arrays of a hello are asked for as sums."""
@@ -148,11 +150,16 @@ class Sum:
     """One sum: `ask` invites with a question, `add` takes each answer to it, `total` does the rest.
 
     `least` is how many must stay; `refused` says what clients were left out for whose answers were not right, `left`
-    why others were that had answered the invitation.
+    why others were that had answered the invitation. `early`: it is among the first sums since the server's start,
+    which are all that a run before that may have opened. Of later ones, at their first try, nobody's word that they
+    were opened is taken: who always says so would decide who else counts.
     """
 
-    def __init__(self, sums: Sums, purpose: str, t: int, clients: tuple[int, ...], leaves: Sequence[Any]) -> None:
+    def __init__(
+        self, sums: Sums, purpose: str, t: int, clients: tuple[int, ...], leaves: Sequence[Any], early: bool
+    ) -> None:
         self._sums, self.purpose, self.t, self.clients, self.leaves = sums, purpose, t, clients, leaves
+        self._believes = early
         self.refused: dict[int, str] = {}
         self.left: dict[int, str] = {}
         self._before: dict[tuple[int, ...], set[int]] = {}  # over whom these were to be opened: who knows of it
@@ -197,7 +204,7 @@ class Sum:
         else:
             taken = [key for found in self._added.values() if isinstance(found, Keys) for key in found[3:]]
             self._added[i] = Keys(self.terms.session, self.terms.round, i, *self._sums.keys(i, values, taken))
-        before = values.get("summed")
+        before = values.get("summed") if self._believes else None
         known = range(len(self._sums.link.names))
         if isinstance(before, list) and i in before and all(isinstance(j, int) and j in known for j in before):
             self._before.setdefault(tuple(sorted(set(before))), set()).add(i)
@@ -222,6 +229,7 @@ class Sum:
     def _again(self) -> None:
         """Invite those who had answered to another sum. What they tell beside is what they have told."""
         deadline, enough, patience = self._waits
+        self._believes = True
         questions = {i: self._questions[i] for i in self._added}
         self._begin(ahead=False)
         enough = enough if callable(enough) else min(enough, len(questions))
@@ -329,11 +337,14 @@ class Sum:
         return Reveal(self.terms.session, self.terms.round, i, seeds, masking)
 
     def _opened(self, request: Request) -> Total:
-        """The sum; where shares do not fit, without those of one client, whose are then wrong."""
+        """The sum; where shares of a secret do not fit, without those that one client holds, among which the wrong one
+        then is. Its owner may have given it out so."""
         try:
             return self._server.total()
-        except InvalidArgument as error:
-            refused = error
+        except WrongShare as error:
+            refused, owner = error, self._sums.link.names[error.owner]
+        except InvalidArgument as error:  # of the sum itself
+            raise ClientError(f"round {self.t}, {self.purpose}: masked sum could not be opened: {error}") from None
         for i in request.survivors:
             if (kept := self._server.forget(i)) is None:
                 continue
@@ -342,9 +353,12 @@ class Sum:
             except InvalidArgument:
                 self._server.add(kept)
                 continue
-            self._log(i, "mask_reveal", f"its shares are wrong and were not used: {refused}")
+            self._log(i, "mask_reveal", f"the share of {owner} that it holds is wrong; it was not used: {refused}")
             return total
-        raise ClientError(f"round {self.t}, {self.purpose}: masked sum could not be opened: {refused}")
+        raise ClientError(
+            f"round {self.t}, {self.purpose}: masked sum could not be opened: {refused} Several clients hold wrong "
+            f"shares of {owner}'s, or it is one of too few: look at {owner}, start it again, and resume."
+        )
 
 
 def _told(roster: Roster) -> dict[str, Any]:
@@ -495,6 +509,5 @@ class Book:
 
     def write(self, survivors: Sequence[int]) -> None:
         """Before the shares leave. The first is never forgotten: a resumed run measures where it began once more."""
-        others = [line for line in self._read().items() if line[0] != self.mark]
-        lines = [*others, (self.mark, sorted(survivors))]
-        write_atomic(self.path, json.dumps(dict([*lines[:1], *lines[1:][-REMEMBERED:]])).encode())
+        first, *rest = {**self._read(), self.mark: sorted(survivors)}.items()  # one that is there keeps its place
+        write_atomic(self.path, json.dumps(dict([first, *rest[-REMEMBERED:]])).encode())

@@ -1,6 +1,7 @@
 """What a client does in a real federation: answer the server's questions, with rows and a state that it keeps.
 
-    survey, moments, prepare    come to the same features and the same experiment as everyone (`agreement`)
+    hello, moments, coded,      come to the same features and the same experiment as everyone (`agreement`)
+    prepare
     join(w0, root)              → hello
     step(t, version, broadcast) → load that version of the state, step, write version t+1, then answer
     measure(version, model)     → telemetry; with it the test's sums over the rows that are held out
@@ -24,6 +25,7 @@ from fedpact.data.schema import Column
 from fedpact.flower import sources
 from fedpact.flower.joined import Joined
 from fedpact.flower.masked import KeysLost, Rules, Summands, rules_of
+from fedpact.flower.resident import BESIDE, ITS
 from fedpact.flower.run_at_node import RunAtNode, StateLost, identity
 from fedpact.flower.vertical import PartyAtNode, coded
 
@@ -64,7 +66,7 @@ class Node:
 
     def __init__(self, config: Mapping[str, Any], folder: Path) -> None:
         self.config, self.folder = dict(config), Path(folder)
-        own_folder(self.folder)
+        own_folder(self.folder, ITS, BESIDE)
         for place in (self.folder, self.folder / sources.KEPT):
             remove_torn(place)
         self.key = self._own_key()

@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedpact.core.errors import require
-from fedpact.core.files import make_folder, write_atomic
+from fedpact.core.files import make_folder, private_folder, write_atomic
 from fedpact.flower.local import (
     CONNECTION,
     NAME,
     NO_INSTALL,
+    SOON,
     check_name,
     make_certificates,
     make_node_key,
     write_app,
 )
 
-ENVIRONMENT = """export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.25
+ENVIRONMENT = f"""umask 077  # what is kept here is for this user alone
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 {" ".join(map("=".join, SOON.items()))}
 export FLWR_HOME="$PWD/flower"
 """
 SERVER = """#!/bin/sh
@@ -105,7 +107,7 @@ def write_all(folder: Path, experiment: Path, host: str, port: int, names: Seque
         check_name(name)
     twice = sorted({name for name in names if names.count(name) > 1})
     require(not twice, "names of nodes", "distinct", twice)
-    make_folder(folder)
+    private_folder(folder)
     make_certificates(folder, list(dict.fromkeys([host, "localhost", "127.0.0.1"])))  # SuperLinks ask themselves too
     app = write_app(folder, "app/experiment.toml", "run", len(names))
     shutil.copyfile(experiment, app / "experiment.toml")

@@ -31,6 +31,8 @@ IDLE = 3600.0
 START = 120.0
 #: Seconds within which a process that was killed is gone.
 ENDING = 10.0
+#: What a node's folder has, one of them at least; and what node.sh has put into a new one (`warm.commands`).
+ITS, BESIDE = ("node.key", "node.log", "node.lock"), ("bin",)
 
 
 def place_of(config: dict[str, Any]) -> Path:
@@ -117,7 +119,7 @@ def _connected(folder: Path, config: dict[str, Any]) -> tuple[socket.socket, boo
 
 def _start(folder: Path, config: dict[str, Any], killed: bool = False) -> Any:
     """Start it; `killed`: one was, before it could answer."""
-    own_folder(folder)
+    own_folder(folder, ITS, BESIDE)
     told = json.dumps({"config": config, "folder": str(folder), "parent": int(os.environ.get(STARTER, os.getppid()))})
     with (folder / "node.log").open("ab", buffering=0) as log:
         if killed or _socket_path(folder).exists():  # one that ends by itself takes its socket away

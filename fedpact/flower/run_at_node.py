@@ -68,6 +68,7 @@ class RunAtNode:
     def __init__(self, node: Node, told: Message) -> None:
         self.node, self.client = node, int(told.values["client"])
         description = Description.from_dict(told.values["description"])
+        self._check_told(description)
         self.experiment, _ = experiment_of(told.values["experiment"], description)
         e = self.experiment
         e.problem.check(node.own)
@@ -114,17 +115,26 @@ class RunAtNode:
         source.client = int(told.values["client"])
         description = Description.from_dict(told.values["description"])
         node.at.source, node.at.own = source, source.federation(description.schema, node.name)
-        if sources.mark_of(node.own, node.key) != description.marks[int(told.values["client"])]:
-            raise InvalidArgument(
-                f"rows of node {node.name!r} must be those the run began with, got others. Put them back, or start a "
-                "new run."
-            )
         run = cls(node, told)
         if (folder / "join.bin").is_file():
             run._joined(unpack((folder / "join.bin").read_bytes(), "join"))
         return run
 
     # The start
+
+    def _check_told(self, description: Description) -> None:
+        """What the server says of this node's rows is so: by their number a private run reckons what it releases."""
+        node, at = self.node, slice(self.client, self.client + 1)
+        own, said = int(node.own.sizes[0]), description.sizes[at]
+        if sources.mark_of(node.own, node.key) not in description.marks[at]:
+            raise InvalidArgument(
+                f"rows of node {node.name!r} must be those the run began with, got others. Put them back, or start a "
+                "new run."
+            )
+        if said != (own,):
+            raise Refused(
+                f"rows of node {node.name!r} must be told as the {own} it has, got {said[0]} from the server."
+            )
 
     def _joined(self, message: Message) -> None:
         w0 = start_of(self.experiment)
@@ -150,7 +160,7 @@ class RunAtNode:
 
     def _put(self, purpose: str, message: Message, arrays: Sequence[np.ndarray], largest: float = math.inf) -> Any:
         """Keep these for a masked sum, and tell what it needs."""
-        book = Book(self.folder, purpose, identity(message))
+        book = Book(self.folder, purpose, identity(message, "notes"))  # with notes or without, the vector is the same
         return self.node.at.summands.put(self.rules, purpose, message, self.client, arrays, book, largest)
 
     def _begin(self) -> Any:
@@ -239,7 +249,7 @@ class RunAtNode:
         arrays = own + (_arrays(notes) if noted else [])
         body = Message("step", {**told, "notes": noted, "own": len(own)}, arrays).pack()
         write_atomic(kept, question.encode() + b"\n" + body)
-        self._sweep({int(v) for v in values.get("keep", ())} | {version}, t + 1)
+        self._sweep({int(v) for v in values.get("keep", ())}, version)
         return body
 
     def _mine(self, values: Mapping[str, Any]) -> None:
@@ -322,12 +332,13 @@ class RunAtNode:
                     )
             ledger.spend([release])
 
-    def _sweep(self, keep: set[int], newest: int) -> None:
-        """Remove older versions that nobody will ask for. Later ones stay: a question may come after its time."""
+    def _sweep(self, keep: set[int], known: int) -> None:
+        """Remove versions before the one the server knows, but those to keep. Later ones stay: a question may come
+        after its time, when the server has taken a late answer for the state to go on from."""
         with writing(self.folder):
             for path in self.folder.glob(f"{self.client:06d}-*.bin"):
                 version = int(path.stem.split("-")[1])
-                if version < newest and version not in keep:
+                if version < known and version not in keep:
                     path.unlink(missing_ok=True)
 
 
@@ -361,9 +372,9 @@ def _digest_of(path: Path) -> str | None:
     return first[-1].decode() if len(first) == 3 else None
 
 
-def identity(question: Message) -> str:
+def identity(question: Message, *but: str) -> str:
     """What a question asks, whatever it adds about which states to keep, and about the sum the answer goes into."""
-    values = {name: value for name, value in question.values.items() if name not in ("keep", "server", "sum")}
+    values = {name: value for name, value in question.values.items() if name not in ("keep", "server", "sum", *but)}
     text = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     for array in question.arrays:
         text.update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())

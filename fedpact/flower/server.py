@@ -23,7 +23,7 @@ from fedpact.flower.agreement import Add, agreed_schema
 from fedpact.flower.described import Description, experiment_of, unused, value_of
 from fedpact.flower.masked import Rules, Sums, rules_of
 from fedpact.flower.vertical import agreed, is_split
-from fedpact.folder import is_run
+from fedpact.folder import clients_in, is_run, place_of
 from fedpact.run import Run, execute
 
 log = logging.getLogger("fedpact")
@@ -139,11 +139,17 @@ def prepare(
     values: Mapping[str, Any], link: Link, surveys: Sequence[Any], folder: Path | None, patience: float
 ) -> tuple[Experiment, str | None]:
     """The experiment, made by the server and by every node alike."""
+    if folder is not None and (known := clients_in(folder)) is not None:
+        # before anyone is asked: masked sums over other nodes than before would differ by what one of them has
+        hint = "Start those it began with, or choose a new folder."
+        require(
+            len(link.names) == known, "nodes", f"the {known} of the run in {str(folder)!r}", len(link.names), hint=hint
+        )
     description = agree(values, link, surveys, patience)
     experiment, name = experiment_of(values, description, unused(values, surveys))
     engine = experiment.engine
     assert isinstance(engine, FlowerEngine | PartiesEngine)
-    place, digest = "" if folder is None else str(folder.resolve()), experiment.digest()
+    place, digest = "" if folder is None else place_of(folder), experiment.digest()
     run = hashlib.sha256(json.dumps([place, digest]).encode()).hexdigest()[:16]
     whole = {"experiment": dict(values), "description": description.to_dict(), "run": run, "digest": digest}
     link.tell({i: Message("prepare", {**whole, "client": i}) for i in range(len(link.names))})

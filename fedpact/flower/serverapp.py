@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import ssl
 import sys
 import threading
 import time
@@ -37,7 +36,7 @@ from fedpact.core.wire import Message as Question
 from fedpact.core.wire import Refused, usable
 from fedpact.experiment import parts, read
 from fedpact.flower.client import unwrapped, wrapped
-from fedpact.flower.links import Grid
+from fedpact.flower.links import Grid, of_the_link
 from fedpact.flower.server import federate, numbered
 from fedpact.folder import is_run
 
@@ -153,20 +152,10 @@ def main(grid: FlowerGrid, context: Context) -> None:
         _failed(config, str(error))
         raise SystemExit(1) from None
     except Exception as error:
-        if not _of_the_link(error):  # who has lost its SuperLink ends without a word, and the run is resumed
+        if not of_the_link(error):  # who has lost its SuperLink ends without a word, and the run is resumed
             told = f"{type(error).__name__}: {error}. A defect of fedpact or of the model; the log has the rest."
             _failed(config, told)
         raise
-
-
-def _of_the_link(error: BaseException | None) -> bool:
-    """Whether it is of the connection to the SuperLink, by which Flower's own calls fail while that one dies."""
-    while error is not None:
-        kinds = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
-        if isinstance(error, (ConnectionError, ssl.SSLError)) or kinds & {"httpx", "httpcore"}:
-            return True
-        error = error.__cause__
-    return False
 
 
 def _word(config: Any) -> Path:

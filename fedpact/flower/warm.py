@@ -222,13 +222,15 @@ def _end_with(watched: int) -> None:
 
 
 def node(arguments: list[str]) -> None:
-    """Flower's command `flower-supernode`, with shorter pauses."""
-    from flwr.supernode import start_client_internal
+    """Flower's command `flower-supernode`, with shorter pauses; with its own where a Flower has them elsewhere."""
     from flwr.supernode.cli import flower_supernode
 
-    quick = SimpleNamespace(**vars(time))
-    quick.sleep = lambda seconds: time.sleep(min(seconds, NEAR))
-    start_client_internal.time = quick  # type: ignore[assignment]
+    with contextlib.suppress(ImportError, AttributeError):
+        from flwr.supernode import start_client_internal
+
+        quick = SimpleNamespace(**vars(start_client_internal.time))
+        quick.sleep = lambda seconds: time.sleep(min(seconds, NEAR))
+        start_client_internal.time = quick  # type: ignore[assignment]
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 

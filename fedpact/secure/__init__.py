@@ -12,7 +12,7 @@ Nothing here sends anything: a transport carries the messages. Who learns what: 
 """
 
 from fedpact.secure.lattice import Lattice
-from fedpact.secure.masks import Client, Server, Total
+from fedpact.secure.masks import Client, Server, Total, WrongShare
 from fedpact.secure.messages import Terms
 
-__all__ = ["Client", "Lattice", "Server", "Terms", "Total"]
+__all__ = ["Client", "Lattice", "Server", "Terms", "Total", "WrongShare"]

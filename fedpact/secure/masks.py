@@ -27,12 +27,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpact.core.errors import require
+from fedpact.core.errors import InvalidArgument, require
 from fedpact.secure import primitives, shamir
 from fedpact.secure.messages import (
     Inbox,
@@ -50,8 +50,21 @@ from fedpact.secure.messages import (
 )
 
 STEPS = ("advertise", "share", "mask", "reveal")
+#: What clients reveal shares of: name, symbol, and how it is known.
+SECRETS = {
+    "seeds": ("seed", "b", "the one it committed to"),
+    "keys": ("mask key", "s", "that of its public key"),
+}
 #: A sealed pair of shares.
 SEALED_BYTES = 2 * shamir.SHARE_BYTES + primitives.SEAL_BYTES
+
+
+class WrongShare(InvalidArgument):
+    """A secret that its shares do not give. Its owner may have given a wrong one out, or who holds it changed it."""
+
+    def __init__(self, sentence: str, owner: int) -> None:
+        super().__init__(sentence)
+        self.owner = owner
 
 
 class Total(NamedTuple):
@@ -278,14 +291,11 @@ class Server:
         stayed, words = self._request.survivors, self._sum.copy()
         public = {k.sender: k.masking for k in self._roster.keys}
         for j in stayed:
-            seed = self._joined("seeds", j)
-            same = hashlib.sha256(seed).digest() == self._came[1][j].commitment
-            require(same, f"seed of client {j}", "the one it committed to", "another: a share is wrong", symbol="b")
+            committed = self._came[1][j].commitment
+            seed = self._joined("seeds", j, lambda one: hashlib.sha256(one).digest(), committed)
             primitives.add_stream(words, _seed_key(seed, self._context, j), -1)
         for k in self._request.dropped:
-            private = self._joined("keys", k)
-            same = primitives.public_of(private) == public[k]
-            require(same, f"mask key of client {k}", "that of its public key", "another: a share is wrong", symbol="s")
+            private = self._joined("keys", k, primitives.public_of, public[k])
             for j in stayed:  # j added its mask with k, which nobody took off
                 key = _pair_key(private, public[j], self._context, k, j)
                 primitives.add_stream(words, key, -1 if k > j else 1)
@@ -297,6 +307,15 @@ class Server:
         """Take back a client's answer to step 4, for a sum that was refused because somebody's share is wrong."""
         return self._came[3].pop(client, None)
 
-    def _joined(self, field: str, owner: int) -> bytes:
+    def _joined(self, field: str, owner: int, mark: Callable[[bytes], bytes], told: bytes) -> bytes:
+        """A client's secret, if its mark is the one that was told of it."""
         shares = {self._x[i]: getattr(answer, field)[owner] for i, answer in self._came[3].items()}
-        return shamir.join(shares, self.terms.threshold)
+        name, symbol, wanted = SECRETS[field]
+        name = f"{name} of client {owner}"
+        try:
+            secret = shamir.join(shares, self.terms.threshold)
+        except InvalidArgument as wrong:
+            raise WrongShare(f"{name} ({symbol}) could not be joined: {wrong}", owner) from None
+        if mark(secret) != told:
+            raise WrongShare(f"{name} ({symbol}) must be {wanted}, got another: a share is wrong.", owner)
+        return secret

@@ -105,6 +105,31 @@ def test_a_late_upload_is_used_where_its_node_is_not_asked_and_else_dropped(roun
     assert events(tmp_path / "run")[1:] == [told]
 
 
+def test_a_node_keeps_the_state_of_an_answer_that_may_still_be_used(tmp_path):
+    """Client 2's answer of round 0 comes in round 2; by then the node has answered round 1 too, from version 0."""
+
+    class Held(Faulty):
+        def late(self):
+            return super().late() if 2 in self.rounds else []
+
+        def ask(self, questions, *rest):
+            self.rounds |= {next(iter(questions.values())).values.get("round")}
+            return super().ask(questions, *rest)
+
+        rounds = frozenset()
+
+    def slow(i, question, answer):
+        if i != 2 or not (step_of(question, 0) or step_of(question, 1)):
+            return answer
+        return Late(answer) if step_of(question, 0) else None
+
+    schedule = {"scheme": "schedule", "rounds": [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1], [0, 1, 2, 3]]}
+    options = {"flower": {**QUORUM, "late": "use"}, "rounds": 4, "participation": schedule}
+    run = federated("fedavg", tmp_path, Held(nodes(tmp_path), slow), **options)
+    assert run.history.column("late").tolist() == [0, 0, 0, 1, 0]
+    assert run.history.column("participants").tolist() == [0, 3, 3, 3, 4]
+
+
 def test_a_late_upload_that_is_not_sound_is_not_used(tmp_path):
     """One that is not finite, and one that goes on from another version."""
     bad = [lambda a: a._replace(arrays=[x * np.nan for x in a.arrays]), lambda a: a._replace(values={"round": 0})]

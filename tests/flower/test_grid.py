@@ -181,6 +181,37 @@ def test_what_is_no_message_of_ours_is_refused_and_not_asked_again(grid):
     assert len(link.grid.pushed) == 2
 
 
+class Unread(Post):
+    """As Flower does, it raises for all of a pull in which one reply cannot be read, and then has none of them."""
+
+    def pull_messages(self, numbers):
+        found = super().pull_messages(numbers)
+        if any(isinstance(reply.content, ValueError) for reply in found):
+            kept = [reply.metadata.reply_to_message_id for reply in found if len(found) > 1]
+            self.come += [(number, LookupError("no such message")) for number in kept]
+            raise ValueError("no object of Flower")
+        return found
+
+
+def test_a_reply_that_flower_cannot_read_is_refused_by_name_and_the_others_are_heard(grid):
+    link = grid(nodes=2)
+    link.grid = Unread([ValueError()], [ANSWER], [ValueError()], [ANSWER])
+    found = ask(link, clients=2, enough=2)
+    assert str(found[0]) == "answer of node 'n0' must be one that Flower can read, got another (ValueError)."
+    assert found[1].values["client"] == 0
+    link.grid.replies += [[], [ANSWER]]
+    assert set(ask(link, clients=2, deadline=0.05, enough=1, patience=0.05)) == {1}
+    link.grid.come.append(("m4", ValueError()))
+    assert [(client, type(said)) for client, said in link.late()] == [(0, Refused)]
+
+
+def test_a_link_that_is_lost_is_no_reply(grid):
+    link = grid([])
+    link.grid.pull_messages = lambda numbers: (_ for _ in ()).throw(ConnectionResetError())
+    with pytest.raises(ConnectionResetError):
+        ask(link)
+
+
 def test_an_answer_of_another_node_is_refused_by_name(grid):
     link = grid([ANSWER])
     link.grid.sender = 7

@@ -370,8 +370,25 @@ FORGED = {
         "words in Masked from client 2 must be",
     ),
     "no seeds": ("mask_reveal", lambda a: edited(a, seeds={}), "seeds in Reveal from client 2 must be of"),
-    "wrong share": ("mask_reveal", other_share, "its shares are wrong and were not used"),
+    "wrong share": (
+        "mask_reveal",
+        other_share,
+        "the share of 0 that it holds is wrong; it was not used: seed of client 0",
+    ),
 }
+
+
+def test_whose_secret_cannot_be_joined_is_named(tmp_path, slow):
+    """Client 0 gave wrong shares of its own to two: neither of them is blamed."""
+
+    class Dealt(Watched):
+        def answered(self, i, kind, answer):
+            wrong = i in (2, 3) and (self.purpose, self.round, kind) == ("step", 1, "mask_reveal")
+            return other_share(answer) if wrong else answer
+
+    text = r"^round 1, step: masked sum could not be opened: seed of client 0 .* look at 0, start it again, and resume"
+    with pytest.raises(ClientError, match=text):
+        run(tmp_path, values("fedsgd", {"quorum": 0.5, **SECURE}, rounds=2), Dealt(nodes(tmp_path)))
 
 
 @pytest.mark.parametrize("name", FORGED)

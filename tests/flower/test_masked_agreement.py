@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
+import json
 
 import numpy as np
 import pytest
 from helpers_masked import Watched
 
-from fedpact.core.errors import ClientError, DataError
+from fedpact.core.errors import ClientError, DataError, InvalidArgument
 from fedpact.core.wire import unpack
 from fedpact.flower.node import Node
-from fedpact.flower.server import agree, greet
+from fedpact.flower.server import agree, federate, greet
 
 pytest.importorskip("cryptography")
 
@@ -51,6 +52,22 @@ def agreed(folder, scale, secure, change=lambda site, x: x):
     }
     found = greet(described, link, 60)
     return agree(described, link, [found[i]["survey"] for i in range(SITES)], 60).schema, link
+
+
+def test_a_run_is_not_resumed_over_fewer_nodes_and_no_sums_are_asked_for(tmp_path):
+    """Sums of columns over three, and then over two of them, would differ by those of the third."""
+    _, link = agreed(tmp_path / "nodes", "standard", secure=True)
+    described = {
+        "data": {"target": "target", "task": "classification"},
+        "algorithm": {"name": "fedavg"},
+        "run": {"rounds": 1, "engine": {"name": "flower", "secure": True}},
+    }
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"data": {"clients": SITES, "digest": "d"}}))
+    fewer = Watched(link.nodes[:2])
+    with pytest.raises(InvalidArgument, match=r"^nodes must be the 3 of the run in '.*', got 2\. Start those it began"):
+        federate(described, fewer, tmp_path / "run", resume=True)
+    assert fewer.asks == ["hello"]
 
 
 @pytest.mark.parametrize("scale", ["standard", "norm", "none"])

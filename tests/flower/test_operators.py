@@ -82,7 +82,9 @@ def test_init_writes_what_everyone_needs_and_says_who_gets_what(experiment, tmp_
     assert told == server | own | {"nodes/lab.pub", "nodes/ward.pub"} | {f"app/{name}" for name in app}
     for key in ("ca.key", "server.key", "nodes/lab/lab.key", "nodes/ward/ward.key"):
         assert mode(folder / key) == 0o600, key
+    assert mode(folder) == 0o700
     for script in ("server.sh", "run.sh", "nodes/lab/node.sh"):
+        assert "\numask 077 " in (folder / script).read_text(), script
         assert os.access(folder / script, os.X_OK), script
         subprocess.run(["sh", "-n", str(folder / script)], check=True)
     assert (folder / "app" / "experiment.toml").read_text() == TEXT

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers_nodes import federated, nodes
 
-from fedpact.core.errors import ClientError
+from fedpact.core.errors import ClientError, OutputError
 from fedpact.core.wire import unpack
 from fedpact.flower import resident
 from fedpact.flower.links import Direct
@@ -32,6 +32,21 @@ def test_the_node_s_folder_is_its_user_s_alone_also_where_it_was_open(tmp_path):
         assert mode(tmp_path / name) == 0o700
 
 
+def test_nor_is_a_folder_closed_that_is_not_the_node_s(tmp_path):
+    """A home, say, by a slip of the configuration: with the node's files beside it others would be locked out."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(0o755)
+    (tmp_path / "home" / "letter").touch()
+    with pytest.raises(OutputError, match=r"^state must be a folder of its own, got '.*home', which is open to others"):
+        Node({"name": "n"}, tmp_path / "home")
+    assert (mode(tmp_path / "home"), os.listdir(tmp_path / "home")) == (0o755, ["letter"])
+    (tmp_path / "home").chmod(0o700)
+    Node({"name": "n"}, tmp_path / "home")
+    (tmp_path / "home").chmod(0o755)  # now it is the node's
+    Node({"name": "n"}, tmp_path / "home")
+    assert mode(tmp_path / "home") == 0o700
+
+
 @pytest.mark.parametrize("name", ["x/../../../escaped", "../escaped", "", "0123456789ABCDEF", "0" * 16 + "\n", None, 7])
 def test_a_run_s_name_is_no_path(name, tmp_path):
     """A server that names a run writes nothing but into a folder of that run."""
@@ -44,6 +59,19 @@ def test_a_run_s_name_is_no_path(name, tmp_path):
         federated("fedavg", tmp_path, Odd(nodes(tmp_path / "nodes")))
     assert not list(tmp_path.rglob("escaped*"))
     assert not list(tmp_path.rglob("run-*"))
+
+
+def test_a_run_whose_folder_was_moved_is_the_same_run_to_its_nodes(tmp_path):
+    parties = nodes(tmp_path)
+    federated("fedavg", tmp_path, Direct(parties), tmp_path / "run", rounds=1)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    run = federated("fedavg", tmp_path, Direct(parties), tmp_path / "moved", rounds=2)
+    assert run.history.column("participants").tolist() == [0, 4, 4]
+    assert [len(list(node.folder.glob("run-*"))) for node in parties] == [1] * len(parties)
+    (tmp_path / "moved" / "place").unlink()  # as of a folder from before it was written down
+    (tmp_path / "moved").rename(tmp_path / "run")
+    federated("fedavg", tmp_path, Direct(parties), tmp_path / "run", rounds=3)
+    assert (tmp_path / "run" / "place").read_text() == str((tmp_path / "run").resolve())
 
 
 @pytest.fixture

@@ -174,3 +174,22 @@ def test_there_is_no_telemetry(tmp_path):
     question = link.questions[-1][0]._replace(kind="measure")
     refused = unpack(parties[0].answer(question.pack()))
     assert (refused.kind, "telemetry must be" in refused.values["sentence"]) == ("error", True)
+
+
+@pytest.mark.parametrize(("part", "wrong", "refused"), [
+    ("sizes", 4000, r"rows of node '1' must be told as the 40 it has, got 4000 from the server\."),
+    ("marks", "f" * 32, r"rows of node '1' must be those the run began with, got others\."),
+])  # fmt: skip
+def test_a_node_does_not_believe_what_the_server_says_of_its_own_rows(tmp_path, part, wrong, refused):
+    """Of more rows the same batch would be a smaller sample, and ε less than was spent."""
+
+    class Lying(Direct):
+        def tell(self, questions):
+            described = dict(questions[1].values["description"])
+            described[part] = [wrong if i == 1 else one for i, one in enumerate(described[part])]
+            values = {**questions[1].values, "description": described}
+            super().tell({**questions, 1: questions[1]._replace(values=values)})
+
+    with pytest.raises(ClientError, match=refused):
+        run(tmp_path, values(), Lying(nodes(tmp_path)))
+    assert not (tmp_path / "1" / "ledger.jsonl").exists()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpact.core.errors import InvalidArgument
-from fedpact.secure import Client, Lattice, Server, shamir
+from fedpact.secure import Client, Lattice, Server, WrongShare, shamir
 from fedpact.secure.messages import Inbox
 
 pytest.importorskip("cryptography")
@@ -285,9 +285,11 @@ def test_a_wrong_share_stops_the_sum(masked, field, answers):
             owner = 5 if field == "seeds" else 8
             answer = answer._replace(**{field: {**getattr(answer, field), owner: bytes(31) + b"\x01\x02"}})
         masked.server.add(answer)
-    told = {"seeds": r"seed of client 5 \(b\) must be", "keys": r"mask key of client 8 \(s\) must be"}[field]
-    with pytest.raises(InvalidArgument, match=f"^{told if answers == 6 else 'shares must be of one secret'}"):
+    told = {"seeds": r"seed of client 5 \(b\)", "keys": r"mask key of client 8 \(s\)"}[field]
+    how = "must be" if answers == 6 else "could not be joined: shares must be of one secret"
+    with pytest.raises(WrongShare, match=f"^{told} {how}") as refused:
         masked.server.total()
+    assert refused.value.owner == (5 if field == "seeds" else 8)
 
 
 def test_a_vector_that_was_changed_on_its_way_stops_the_sum():
