@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -291,11 +291,10 @@ class Server:
         stayed, words = self._request.survivors, self._sum.copy()
         public = {k.sender: k.masking for k in self._roster.keys}
         for j in stayed:
-            committed = self._came[1][j].commitment
-            seed = self._joined("seeds", j, lambda one: hashlib.sha256(one).digest(), committed)
+            seed = self._joined("seeds", j)
             primitives.add_stream(words, _seed_key(seed, self._context, j), -1)
         for k in self._request.dropped:
-            private = self._joined("keys", k, primitives.public_of, public[k])
+            private = self._joined("keys", k)
             for j in stayed:  # j added its mask with k, which nobody took off
                 key = _pair_key(private, public[j], self._context, k, j)
                 primitives.add_stream(words, key, -1 if k > j else 1)
@@ -307,8 +306,8 @@ class Server:
         """Take back a client's answer to step 4, for a sum that was refused because somebody's share is wrong."""
         return self._came[3].pop(client, None)
 
-    def _joined(self, field: str, owner: int, mark: Callable[[bytes], bytes], told: bytes) -> bytes:
-        """A client's secret, if its mark is the one that was told of it."""
+    def _joined(self, field: str, owner: int) -> bytes:
+        """A client's secret, if it is the one it committed to, or that of its public key."""
         shares = {self._x[i]: getattr(answer, field)[owner] for i, answer in self._came[3].items()}
         name, symbol, wanted = SECRETS[field]
         name = f"{name} of client {owner}"
@@ -316,6 +315,10 @@ class Server:
             secret = shamir.join(shares, self.terms.threshold)
         except InvalidArgument as wrong:
             raise WrongShare(f"{name} ({symbol}) could not be joined: {wrong}", owner) from None
-        if mark(secret) != told:
+        if field == "seeds":
+            right = hashlib.sha256(secret).digest() == self._came[1][owner].commitment
+        else:
+            right = primitives.public_of(secret) == next(k.masking for k in self._roster.keys if k.sender == owner)
+        if not right:
             raise WrongShare(f"{name} ({symbol}) must be {wanted}, got another: a share is wrong.", owner)
         return secret
