@@ -17,7 +17,7 @@ Differs from the paper:
 - start="global" and message="double" are what the released code does: training starts from θ, and 2(w_i⁺ − θ) is
   sent. With the printed warm start a client that takes part for the first time in round t trains from θ⁰. The preset
   `printed` is the box above; `paper` has the released code's start, message and momentum of 0.5; E and B are
-  yours, and its η is 0.5 from round 60. What it gives of Table III is in docs/papers_admm.md.
+  yours, and its η is 0.5 from round 60. What it gives of Table III is in docs/papers_fedadmm.md.
 - newcomer="global" gives a client that takes part for the first time w_i = θ, the model it is sent. With w_i = θ⁰, as
   printed, its Δ_i holds θ − θ⁰: all that was learned before it came, once more.
 - ρ, η and γ may change with the rounds; the paper's γ does not. Both y of (4) are divided by the round's ρ: after ρ has

@@ -74,7 +74,7 @@ BASELINES = tuple(label for label in ORDER if label != "FedADMM")
 #: The lines whose settings are the paper's, but for what the lead says: their rounds are held against its.
 AS_PRINTED = ("FedADMM, E_i drawn", "FedADMM, the paper's E and B", "FedADMM as printed")
 HUNDRED = ("mnist-100-iid", "mnist-100-noniid")
-#: How FedADMM trains where E and B of the paper do not get to its rounds; the trials are in docs/papers_admm.md.
+#: How FedADMM trains where E and B of the paper do not get to its rounds; the trials are in docs/papers_fedadmm.md.
 FOUND: dict[str, dict[str, Any]] = {
     "mnist-100-noniid": {
         "epochs": 2,
