@@ -18,6 +18,8 @@ log = logging.getLogger("fedpact")
 AGAIN = 3.0
 #: Seconds of silence until a question is sent once more; then twice as many, and so on.
 SILENCE = 60.0
+#: The same for the first time, of a node that answered its last question only when it was asked once more.
+NUDGE = 5.0
 
 
 class Telling:
@@ -97,6 +99,10 @@ class Grid(Telling):
     was lost with a question is asked again when it is back, as long as the round waits for it. Flower tells of the
     loss only to who pulls while the node is gone; of one that was soon back nothing comes, so silence is asked again
     too. A node that is only slow gives its kept answer to the second question.
+
+    Flower's SuperNode sends what answers it has after it has taken a message. Where an app has answered twice, one may
+    be left over, and every later answer then waits for the message after its own: such a node is `behind`, and is asked
+    once more soon.
     """
 
     EVERY = 0.5
@@ -108,6 +114,7 @@ class Grid(Telling):
         self.nodes: list[int] = []  # node ids by client
         self.waiting: dict[str, Waiting] = {}  # by message id: questions of rounds that went on
         self.singly = False  # whether replies are pulled one by one
+        self.behind: set[int] = set()  # who answered the last question when it was asked once more
         self.why: dict[int, str] = {}  # of the last question: who failed last for which reason, and has not answered
 
     def ask(self, questions: Mapping[int, Message], deadline: float, enough: Enough, patience: float) -> dict[int, Any]:
@@ -116,7 +123,8 @@ class Grid(Telling):
         contents = {client: self.packed(client, message) for client, message in questions.items()}
         kinds = {client: message.kind for client, message in questions.items()}
         again: dict[int, float] = {}  # who failed, and when to ask again
-        asked, silence = dict.fromkeys(questions, begun), dict.fromkeys(questions, SILENCE)
+        asked = dict.fromkeys(questions, begun)
+        silence = {client: NUDGE if client in self.behind else SILENCE for client in questions}
         pending = self._push(contents, kinds, again)
         answers: dict[int, Any] = {}
         while pending or again:
@@ -124,6 +132,7 @@ class Grid(Telling):
                 client = pending.pop(number, None)
                 if client is None or client in answers:
                     continue
+                (self.behind.add if client in pending.values() else self.behind.discard)(client)
                 try:
                     answers[client] = self._read(reply, client, questions[client].kind)
                 except Refused as refused:
@@ -142,7 +151,7 @@ class Grid(Telling):
             for client in set(pending.values()) - set(again):
                 if now - asked[client] >= silence[client]:
                     log.warning("node %r is silent for %.0f s; it is asked again", self.names[client], silence[client])
-                    again[client], silence[client] = now, 2 * silence[client]
+                    again[client], silence[client] = now, max(SILENCE, 2 * silence[client])
             due = [client for client, when in again.items() if when <= now]
             if due:
                 for client in due:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -124,6 +125,34 @@ def test_a_node_that_was_only_slow_is_heard_once(grid, soon):
     link.grid.come += [("m0", ANSWER), ("m1", ANSWER)]
     assert len(link.late()) == 1
     assert link.late() == []
+
+
+def test_a_node_whose_answers_wait_for_the_next_message_is_asked_once_more_soon(grid, monkeypatch):
+    """Flower's, where an answer is left over from before. It takes a minute once; after that seconds, until it is so no
+    longer."""
+    monkeypatch.setattr(links, "SILENCE", 0.5)
+    monkeypatch.setattr(links, "NUDGE", 0.05)
+    link = grid(*[[]] * 9)
+    push = link.grid.push_messages
+
+    def pushed(posts):
+        if link.grid.pushed:
+            link.grid.come.append((f"m{len(link.grid.pushed) - 1}", ANSWER))
+        return push(posts)
+
+    link.grid.push_messages = pushed
+    spent = []
+    for _ in range(3):
+        begun = time.monotonic()
+        assert set(ask(link, patience=2.0, deadline=2.0)) == {0}
+        spent.append(time.monotonic() - begun)
+    assert spent[0] >= 0.5 > max(spent[1:])
+    assert len(link.grid.pushed) == 6
+    link.grid.push_messages = push
+    link.grid.replies[:2] = [[ANSWER], []]
+    assert set(ask(link)) == {0}
+    assert ask(link, enough=0, deadline=0.3, patience=0.3) == {}
+    assert len(link.grid.pushed) == 8
 
 
 @pytest.mark.parametrize("number", ["m0", "m1"])
