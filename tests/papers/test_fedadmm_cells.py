@@ -746,7 +746,7 @@ def test_an_algorithm_that_no_cell_asked_for_has_is_refused_before_any_run(study
     with pytest.raises(UnknownName, match=said):
         drawn(study, results, monkeypatch, cells=["mnist-100-iid"], algorithms=["FedADMM", "FedAMM"])
     own = ["FedADMM, the paper's E and B"]
-    have = ("mnist-100-noniid", "fmnist-1000-iid")
+    have = ("mnist-100-noniid", "fmnist-1000-iid", "fmnist-1000-noniid")
     assert drawn(study, results, monkeypatch, algorithms=own)[0] == [(cell, *own) for cell in have]
     with pytest.raises(UnknownName, match=r"got \"FedADMM, the paper's E and B\"\."):
         drawn(study, results, monkeypatch, cells=["mnist-100-iid"], algorithms=own)
