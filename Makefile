@@ -3,6 +3,7 @@ PYTHON ?= python3
 SHELL := /bin/bash -o pipefail
 VENV := .venv
 BIN := $(VENV)/bin
+export PYTHONDONTWRITEBYTECODE :=  # tests as pytest rewrites them are kept for the next of these commands
 export FEDPACT_DATA ?= $(wildcard $(abspath ../shared/data))
 
 .PHONY: install dev extras demo test drills drills-core drills-one drills-network test-extras check format bench clean
