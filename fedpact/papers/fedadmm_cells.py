@@ -1,13 +1,13 @@
 """What the tables and figures of the FedADMM paper are computed from: runs to a test accuracy, kept in one CSV file.
 
 A cell is a dataset, a number of clients and a split, such as mnist-100-iid; an entry is an algorithm on it. A tenth of
-the clients takes part in a round; E_i is drawn from 1..E for FedProx and, unless said, FedADMM, which has the preset
-`paper` (the released code's start and message, momentum 0.5) and a learning rate that is tuned like everybody else's;
-`printed` is Algorithm 1 as it stands. Baselines are tuned by successive halving over the paper's grid (five rounds,
-seed 0: who is at the target sooner, or else the test accuracy), then run on one seed for up to three times the rounds
-of FedADMM's slowest seed that got there, 100 at most; beyond, they are "> n". A trial that is given more rounds goes on
-where it was, and so does the run of what was chosen. The networks are trained by PyTorch where it is installed: the
-same runs to rounding, sooner on a CPU.
+the clients takes part in a round; E_i is drawn from 1..E for FedProx and FedADMM unless said (Table III trains E
+epochs, with E_i drawn beside it). FedADMM has the preset `paper` (the released code's start and message, momentum 0.5)
+and a learning rate that is tuned like everybody else's; `printed` is Algorithm 1 as it stands. Baselines are tuned by
+successive halving over the paper's grid (five rounds, seed 0: who is at the target sooner, or else the test accuracy),
+then run on one seed for up to three times the rounds of FedADMM's slowest seed that got there, 100 at most; beyond,
+they are "> n". A trial that is given more rounds goes on where it was, and so does the run of what was chosen. The
+networks are trained by PyTorch where it is installed: the same runs to rounding, sooner on a CPU.
 
 Every finished run is a row of results.csv: what it was, its accuracies, hours of computing (over all sessions), source,
 commit and machine. A run that is there is not run again, one that was cut goes on from its checkpoint in `under-way/`
@@ -157,6 +157,7 @@ class Results:
 
     def __init__(self, path: Path, source: str) -> None:
         self.path, self.source = path, source
+        self.commit = _commit()  # now, as the source is: a run takes hours, in which the files may change
         self.rows: list[dict[str, str]] = []
         if path.is_file():
             self.rows = list(csv.DictReader(whole_lines(path)))
@@ -227,7 +228,6 @@ def _free(entry: Entry) -> tuple[str, ...]:
     return (rate, "mu") if isinstance(entry.settings, FedProx) and entry.label == "FedProx" else (rate,)
 
 
-@cache
 def _commit() -> str:
     """The commit of this code, with a "+" where a file of it was changed since."""
     place = Path(__file__).parent
@@ -371,7 +371,7 @@ def _run(study: Study, results: Results, entry: Entry, seed: int, most: int) -> 
             "hours": f"{hours:.4f}",
             "accuracies": " ".join(f"{a:.4f}" for a in accuracies),
             "source": results.source,
-            "commit": _commit(),
+            "commit": results.commit,
             "machine": _machine(),
             "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
