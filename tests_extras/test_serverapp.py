@@ -50,7 +50,7 @@ class Post:
         numbers = []
         for content, number in posts:
             node = self.nodes[number]
-            reply = node if isinstance(node, Exception) else node.answer(content)
+            reply = node if isinstance(node, Exception) else node.signed(content)
             told = SimpleNamespace(reply_to_message_id=f"m{len(self.come)}", src_node_id=number)
             self.come.append(SimpleNamespace(metadata=told, content=reply))
             numbers.append(told.reply_to_message_id)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedpact.core.wire import Enough, Message, Refused, suffice, unpack
+from fedpact.flower.signed import Signers
 
 log = logging.getLogger("fedpact")
 #: Seconds until a node that failed, or could not be sent to, is asked again.
@@ -89,6 +90,7 @@ class Waiting(NamedTuple):
 
     client: int
     kind: str
+    question: bytes
     same: list[str]
 
 
@@ -112,6 +114,7 @@ class Grid(Telling):
         self.grid, self.post, self.open = grid, post, open_
         self.names: list[str] = []
         self.nodes: list[int] = []  # node ids by client
+        self.signers = Signers()
         self.waiting: dict[str, Waiting] = {}  # by message id: questions of rounds that went on
         self.singly = False  # whether replies are pulled one by one
         self.behind: set[int] = set()  # who answered the last question when it was asked once more
@@ -134,7 +137,7 @@ class Grid(Telling):
                     continue
                 (self.behind.add if client in pending.values() else self.behind.discard)(client)
                 try:
-                    answers[client] = self._read(reply, client, questions[client].kind)
+                    answers[client] = self._read(reply, client, contents[client], kinds[client])
                 except Refused as refused:
                     answers[client] = refused
                 except LookupError as lost:  # Flower's own error: the node is gone, or its process failed
@@ -163,7 +166,7 @@ class Grid(Telling):
         self.why = {client: why for client, why in self.why.items() if client not in answers}
         for number, client in pending.items():
             same = [other for other, who in pending.items() if who == client]
-            self.waiting[number] = Waiting(client, kinds[client], same)
+            self.waiting[number] = Waiting(client, kinds[client], contents[client], same)
         return answers
 
     def _pull(self, numbers: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -182,7 +185,7 @@ class Grid(Telling):
                 self.singly, replies = True, [(number, error) for number in some if len(some) == 1]
             yield from replies
 
-    def _read(self, reply: Any, client: int, kind: str) -> Message:
+    def _read(self, reply: Any, client: int, question: bytes, kind: str) -> Message:
         """What a node has answered, if it is the one that was asked."""
         if isinstance(reply, Exception):
             name, got = self.names[client], type(reply).__name__
@@ -191,7 +194,7 @@ class Grid(Telling):
         if sender != node:
             name = self.names[client]
             raise Refused(f"answer of node {name!r} must come from Flower's node {node}, got one from node {sender}.")
-        return unpack(content, kind)
+        return self.signers.read(node, question, content, kind, f"node {self.names[client]!r}")
 
     def _push(self, contents: Mapping[int, bytes], kinds: Mapping[int, str], again: dict[int, float]) -> dict[str, int]:
         """Send; the messages' ids. Who could not be sent to is asked again later."""
@@ -216,7 +219,7 @@ class Grid(Telling):
             if one is None or one.kind != "step":
                 continue
             try:
-                out.append((one.client, self._read(reply, one.client, "step")))
+                out.append((one.client, self._read(reply, one.client, one.question, "step")))
             except Refused as refused:  # told of as one that is dropped; another copy of it may still come
                 out.append((one.client, refused))
                 continue

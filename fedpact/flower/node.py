@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fedpact.flower.joined import Joined
 from fedpact.flower.masked import KeysLost, Rules, Summands, rules_of
 from fedpact.flower.resident import BESIDE, ITS
 from fedpact.flower.run_at_node import RunAtNode, StateLost, identity
+from fedpact.flower.signed import PUBLIC, Signer
 from fedpact.flower.vertical import PartyAtNode, coded
 
 log = logging.getLogger("fedpact")
@@ -85,6 +87,15 @@ class Node:
         """What the node is called: as its configuration says."""
         given = self.config.get("name", self.config.get("client"))
         return str(given) if given is not None else Path(str(self.config.get("csv", self.folder))).stem
+
+    @cached_property
+    def signer(self) -> Signer:
+        """What its answers are signed by."""
+        return Signer(self.key)
+
+    def signed(self, content: bytes) -> bytes:
+        """The answer as it leaves the node."""
+        return self.signer.sign(content, self.answer(content))
 
     def answer(self, content: bytes) -> bytes:
         """The answer to a question, as bytes; a failure is an answer too, a sentence."""
@@ -148,7 +159,7 @@ class Node:
         )
         ok = client is None or is_count(client)
         require(ok, whose, "a whole number from 0, or left out", client, hint=hint)
-        told: dict[str, Any] = {"name": self.name, "client": client}
+        told: dict[str, Any] = {"name": self.name, "client": client, PUBLIC: self.signer.public}
         if "experiment" in message.values:
             self.at.source = sources.own_source(self.config, message.values["experiment"])
             self.at.rules = rules_of(message.values["experiment"])

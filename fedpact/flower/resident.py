@@ -165,7 +165,7 @@ def serve(config: dict[str, Any], folder: Path, parent: int) -> None:
         with contextlib.suppress(ConnectionError), connection:
             content = _receive(connection)
             last[0] = float("inf")
-            answer = node.answer(content)
+            answer = node.signed(content)
             last[0] = time.monotonic()
             _send(connection, answer)
 

@@ -158,10 +158,10 @@ def table3(study: Study, asked: Asked) -> dict[str, Any]:
         "On mnist-100-noniid it has two epochs of batches of 10, rate 0.05, no momentum, and η falling from 1 after "
         "17 rounds; on fmnist-1000-iid batches of 10, rate 0.1, after three rounds 0.05, no momentum, and η = 0.75; "
         "on fmnist-1000-noniid five epochs of batches of 10, rate 0.05, no momentum, and η falling from 1 after two "
-        "rounds; 0.05 is not in the paper's grid; E and B of the paper are beside all three. Reduction: rounds that FedADMM saves against the best of "
-        f"{', '.join(BASELINES)}, as the paper has it, on the seeds that all of those run have; they have E and B of "
-        "the paper, also where FedADMM has others. Against every FedAvg line: the same over all lines that are not "
-        "FedADMM, those with its E, B, rate and η among them."
+        "rounds; 0.05 is not in the paper's grid; E and B of the paper are beside all three. Reduction: rounds that "
+        f"FedADMM saves against the best of {', '.join(BASELINES)}, as the paper has it, on the seeds that all "
+        "of those run have; they have E and B of the paper, also where FedADMM has others. Against "
+        "every FedAvg line: the same over all lines that are not FedADMM, those with its E, B, rate and η among them."
     )
     saved = [row | {"printed": _printed(row["cell"])} for row in reductions(results, entries, ["FedADMM"], BASELINES)]
     for row, wide in zip(saved, reductions(results, entries, ["FedADMM"]), strict=True):

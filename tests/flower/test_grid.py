@@ -10,6 +10,7 @@ import pytest
 from fedpact.core.wire import Message, Refused
 from fedpact.flower import links
 from fedpact.flower.links import Grid
+from fedpact.flower.signed import PUBLIC, Signer, Signers
 
 
 class Post:
@@ -34,7 +35,16 @@ class Post:
         found = [pair for pair in self.come if pair[0] in numbers]
         self.come = [pair for pair in self.come if pair[0] not in numbers]
         told = lambda n: SimpleNamespace(reply_to_message_id=n, src_node_id=self.sender or self.pushed[int(n[1:])][0])
-        return [SimpleNamespace(metadata=told(n), content=c) for n, c in found]
+        return [SimpleNamespace(metadata=told(n), content=self.signed(n, c)) for n, c in found]
+
+    def signed(self, number, content):
+        """As the node asked by this message signs it."""
+        node, question = self.pushed[int(number[1:])]
+        return content if isinstance(content, Exception) else signer(node).sign(question, content)
+
+
+def signer(node):
+    return Signer(str(node).encode())
 
 
 def opened(reply):
@@ -51,6 +61,7 @@ def grid(monkeypatch):
     def made(*replies, nodes=1):
         link = Grid(Post(*replies), lambda content, node, kind: (node, content), opened)
         link.nodes, link.names = list(range(100, 100 + nodes)), [f"n{k}" for k in range(nodes)]
+        link.signers._keys = {node: signer(node).public for node in link.nodes}
         return link
 
     return made
@@ -287,3 +298,63 @@ def test_nor_do_answers_that_the_question_has_no_use_for(grid):
 
     assert set(ask(link, clients=2, deadline=0.02, enough=enough, patience=9.0)) == {0, 1}
     assert asked[0] == {0}
+
+
+# Who has signed
+
+OTHERS = (
+    "answer of node 'n0' must be signed by the key that it began with, got one that is not. "
+    "Give it back the node.key it had."
+)
+
+
+def test_an_answer_that_another_node_has_signed_is_refused_by_name(grid, monkeypatch):
+    """It comes as node 100's: Flower lets every registered node say so that knows the message's number."""
+    link = grid([ANSWER], [ANSWER])
+    monkeypatch.setattr(link.grid, "signed", lambda number, content: signer(101).sign(link.grid.pushed[0][1], content))
+    assert str(ask(link)[0]) == OTHERS
+    monkeypatch.undo()
+    assert ask(link)[0].kind == "step"
+
+
+def test_so_is_one_to_another_question_or_that_was_changed_on_the_way(grid, monkeypatch):
+    other = Message("step", {"round": 1}).pack()
+    changed = Message("step", {"round": 0, "client": 9}).pack()
+    for signed in (
+        lambda link, content: signer(100).sign(other, content),
+        lambda link, content: signer(100).sign(link.grid.pushed[0][1], content)[:64] + changed,
+        lambda link, content: content,
+    ):
+        link = grid([ANSWER])
+        monkeypatch.setattr(
+            link.grid, "signed", lambda number, content, link=link, signed=signed: signed(link, content)
+        )
+        assert isinstance(ask(link)[0], Refused)
+    link = grid([])
+    assert ask(link, deadline=0.05, enough=0, patience=0.05) == {}
+    monkeypatch.setattr(link.grid, "signed", lambda number, content: signer(101).sign(link.grid.pushed[0][1], content))
+    link.grid.come.append(("m0", ANSWER))
+    assert [(client, str(said)) for client, said in link.late()] == [(0, OTHERS)]
+
+
+def test_a_hello_brings_the_key_that_counts_from_then_on(grid, monkeypatch):
+    hello = lambda node: Message("hello", {PUBLIC: signer(node).public}).pack()
+    greet = lambda link: link.ask({0: Message("hello", {})}, 1.0, 1, 1.0)[0]
+    link = grid([hello(100)], [hello(101)], [ANSWER])
+    link.signers = Signers()
+    assert greet(link).kind == "hello"
+    with monkeypatch.context() as patch:  # whose disk was lost with its key
+        patch.setattr(link.grid, "signed", lambda number, content: signer(101).sign(link.grid.pushed[-1][1], content))
+        assert str(greet(link)) == OTHERS
+    assert ask(link)[0].kind == "step"
+    link = grid([hello(101)])  # a key that the answer is not signed by
+    link.signers = Signers()
+    assert str(greet(link)) == OTHERS
+
+
+def test_a_node_that_could_not_say_hello_is_told_of_by_its_sentence(grid):
+    """It may have no folder, hence no key; nothing of such an answer is used."""
+    link = grid([Message("error", {"sentence": "no", "why": ""}).pack()], [ANSWER])
+    link.signers = Signers()
+    assert ask(link, enough=0, deadline=0.05)[0].kind == "error"
+    assert str(ask(link)[0]) == OTHERS
