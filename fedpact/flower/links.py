@@ -17,6 +17,8 @@ from fedpact.flower.signed import Signers
 log = logging.getLogger("fedpact")
 #: Seconds until a node that failed, or could not be sent to, is asked again.
 AGAIN = 3.0
+#: How often in a row a node must have failed to count as gone: a round that has enough answers goes on without it.
+GONE = 3
 #: Seconds of silence until a question is sent once more; then twice as many, and so on.
 SILENCE = 60.0
 #: The same for the first time, of a node that answered its last question only when it was asked once more.
@@ -126,6 +128,7 @@ class Grid(Telling):
         contents = {client: self.packed(client, message) for client, message in questions.items()}
         kinds = {client: message.kind for client, message in questions.items()}
         again: dict[int, float] = {}  # who failed, and when to ask again
+        failures = dict.fromkeys(questions, 0)
         asked = dict.fromkeys(questions, begun)
         silence = {client: NUDGE if client in self.behind else SILENCE for client in questions}
         pending = self._push(contents, kinds, again)
@@ -143,12 +146,14 @@ class Grid(Telling):
                 except LookupError as lost:  # Flower's own error: the node is gone, or its process failed
                     if client not in pending.values():
                         again[client] = time.monotonic() + AGAIN
+                        failures[client] += 1
                         log.warning("node %r did not answer: %s", self.names[client], lost)
                         self.why[client] = str(lost)
             pending = {number: client for number, client in pending.items() if client not in answers}
             again = {client: when for client, when in again.items() if client not in answers}
             spent = time.monotonic() - begun
-            if spent >= patience or (spent >= deadline and suffice(answers, enough)):
+            gone = all(failures[client] >= GONE for client in {*pending.values(), *again})
+            if spent >= patience or ((spent >= deadline or gone) and suffice(answers, enough)):
                 break
             now = time.monotonic()
             for client in set(pending.values()) - set(again):

@@ -99,6 +99,20 @@ def test_a_node_that_failed_or_could_not_be_sent_to_is_asked_again(grid, caplog)
     assert "did not answer: Flower's error 0: gone" in caplog.text
 
 
+def test_a_node_that_fails_again_and_again_holds_nobody_once_there_are_enough(grid, monkeypatch):
+    """A dead node would else cost every exchange its whole deadline. Where everyone is needed it is waited for."""
+    gone = [LookupError("Flower's error 5: Node Unavailable")]
+    link = grid(gone, [ANSWER], *[gone] * 2, nodes=2)
+    begun = time.monotonic()
+    assert set(ask(link, clients=2, deadline=5.0, patience=5.0)) == {1}
+    assert time.monotonic() - begun < 2
+    assert (len(link.grid.pushed), link.why) == (2 + links.GONE - 1, {0: str(gone[0])})
+    link = grid(gone, [ANSWER], *[gone] * 5, [ANSWER], nodes=2)
+    assert set(ask(link, clients=2, enough=2, deadline=0.05, patience=5.0)) == {0, 1}
+    link = grid(gone, [], *[gone] * 40, nodes=2)
+    assert set(ask(link, clients=2, enough=0, deadline=0.3, patience=5.0)) == set()  # the other one may be slow
+
+
 def test_a_question_that_was_lost_without_a_word_is_asked_again(grid, soon, caplog):
     """Its node was gone and back between two looks: neither an answer nor Flower's error comes to the first."""
     link = grid([], [ANSWER])
