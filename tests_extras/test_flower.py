@@ -176,14 +176,16 @@ def load():
 def test_the_files_that_init_writes_make_a_federation(tmp_path):
     """As its README says: server.sh, a node.sh at each node, run.sh; nodes come before their keys are let in.
 
-    The lab has a table, the ward a loader, in a module beside its script.
+    The lab has a table, the ward a loader, in a module beside its script. What the nodes and the server tell each other
+    from the first survey to the last telemetry is listened to: no cell is in it.
     """
     experiment, folder = tmp_path / "experiment.toml", tmp_path / "a place" / "federation"
     experiment.write_text(
         '[data]\ntarget = "outcome"\n[problem]\nname = "logistic"\n[algorithm]\nname = "fedavg"\n'
         '[run]\nrounds = 1\nengine = { name = "flower" }\n'
     )
-    write_all(folder, experiment, "localhost", _free(), ["lab", "ward"])
+    write_all(folder, experiment, "localhost", port := _free(), ["lab", "ward"])
+    wire, cells = Wire(folder, port), []
     server = folder / "server.sh"
     server.write_text(server.read_text().replace("0.0.0.0", "127.0.0.1"))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -194,7 +196,10 @@ def test_the_files_that_init_writes_make_a_federation(tmp_path):
         for name, log in logs.items():
             at = folder / "nodes" / name
             if name != "server":
-                ages = np.random.default_rng(len(name)).integers(20, 80, 40)
+                script = at / "node.sh"
+                script.write_text(script.read_text().replace(f"localhost:{port}", wire.address))
+                ages = np.random.default_rng(len(name)).uniform(20, 80, 40)
+                cells += ages.tolist()
                 rows = [f"{age},{int(age > 50)}" for age in ages]
                 (at / "rows.csv").write_text("\n".join(["age,outcome", *rows]))
                 (at / "wards.py").write_text(LOADER)
@@ -211,7 +216,13 @@ def test_the_files_that_init_writes_make_a_federation(tmp_path):
         for process in reversed(started):
             process.terminate()
         nothing_left(folder)
+        wire.close()
     assert [process.wait(1) for process in started][1:] == [143, 143]
+    heard = b"".join(map(bytes, wire.heard))
+    assert all(told.encode() in heard for told in ("age", "outcome", "moments"))
+    for age in cells:
+        for form in (str(age).encode(), np.float64(age).tobytes(), np.float32(age).tobytes()):
+            assert form not in heard
 
 
 def _until(holds, seconds):
