@@ -49,7 +49,8 @@ def agreed_words(
         found = table.words(cells.astype(np.int64), clients)
         if found is not None and not long and sum(found.values()) == short:
             return _read(found, columns)
-        table = Table.room_for(min(int(short + long), MOST), os.urandom(16), PLACE + (LONGEST if long else SHORT))
+        room = min(max(int(short + long), 0), MOST)  # what nodes say
+        table = Table.room_for(room, os.urandom(16), PLACE + (LONGEST if long else SHORT))
     raise DataError(
         f"categories and classes must be at most {MOST} words over all nodes to be told by a masked sum ({HINT}), got "
         f"sums of {short + long:.0f} that did not tell them in {TRIES} tries."

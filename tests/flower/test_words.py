@@ -251,6 +251,18 @@ def test_words_of_what_was_not_asked_for_are_refused(tmp_path, monkeypatch, word
         agreed(written(tmp_path / "files"), True)
 
 
+@pytest.mark.parametrize("told", [(-300.0, 0.0), (1e6, 0.0), (0.0, 2.0**30)])
+def test_numbers_of_words_that_are_not_theirs_end_the_start(tmp_path, monkeypatch, told):
+    other = lambda survey, values: [
+        np.array(told),
+        Table(bytes(16), values["part"], values["width"]).of([b"\x00\x00oak"]),
+    ]
+    monkeypatch.setattr(at_node, "words_of", other)
+    monkeypatch.setattr(both, "MOST", 100)
+    with pytest.raises(DataError, match="categories and classes must be at most 100 words over all nodes"):
+        agreed(written(tmp_path / "files"), True)
+
+
 def test_numbers_that_are_none_are_refused(tmp_path, monkeypatch):
     ends = {site: (*parts[:2], ("0", "1")) for site, parts in CELLS.items()}
     own = at_node.words_of
