@@ -2,6 +2,7 @@
 
     described   what everyone knows of everyone's data, and the experiment made of it
     agreement   how that is agreed on: columns, categories, classes, scaling, by messages
+    words       of a secure run: categories and classes, by sums that do not say whose they are
     node        what a client does: it answers questions
     run_at_node a run as a node has it: its rows and its states on disk
     sources     where a node's rows come from

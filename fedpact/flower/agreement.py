@@ -1,14 +1,14 @@
 """How the nodes come to the same features: questions to everyone, before the run.
 
-    hello     columns, categories and the target's values, but   →  the server joins them: vocabularies, classes
-              those that [data] lists for everyone
-    moments   n and Σx of every column                           →  means
-    moments   Σ(x − mean)², and whether the column varies        →  deviations
-    coded     the schema: how cells become features              →  every node codes and scales its own rows
+    hello       columns, categories and the target's values, but   →  the server joins them: vocabularies, classes
+                those that [data] lists for everyone
+    moments     n and Σx of every column                           →  means
+    moments     Σ(x − mean)², and whether the column varies        →  deviations
+    coded       the schema: how cells become features              →  every node codes and scales its own rows
 
-In a secure run the moments are masked sums (`masked`): the server learns them over all nodes, and of a column that
-varies, at how many of them it does. Categories and classes are told as they are: a sum of marks would not hide words
-that can be guessed. Who minds lists them in [data], `categories` and `classes`; else the log says what was told.
+In a secure run categories, classes (`words`, asked for after the hello) and moments are masked sums (`masked`): the
+server learns them over all nodes; of a category and a class, and of a column that varies, at how many of them it is or
+does. Of each node it learns whether its target is numbers, and whether many of them.
 
 A simulation of the same files scales by the same numbers, to rounding (`data.dataset`). What nodes tell here is told
 to the server: names of columns and categories, sums over a node's rows; never a row.
@@ -17,7 +17,7 @@ to the server: names of columns and categories, sums over a node's rows; never a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ from fedpact.core.wire import Message, checked
 from fedpact.data.dataset import SCALES
 from fedpact.data.schema import Column, Schema
 from fedpact.data.tables import CODINGS, TASKS, _coded, listed
-from fedpact.flower.described import checked_columns, schema_told, value_of
+from fedpact.flower.described import KINDS, checked_columns, schema_told, value_of
+from fedpact.flower.words import Words, agreed_words
 
 log = logging.getLogger("fedpact")
 #: What a survey of rows must have, and of what kind.
@@ -63,10 +64,15 @@ def agreed_schema(
             value_of(survey, "values", "a list of finite numbers as texts", name)
     table = values.get("data", {})
     lists, listed_classes = listed(table.get("categories"), table.get("classes", ()), table.get("task", "auto"))
-    columns = _columns(table, surveys, names, lists)
-    classes = listed_classes or _classes(table, surveys, names)
-    if add is not None:
-        _say_what_was_told(surveys)
+    wanted = _wanted(surveys, names, lists)
+    target = not listed_classes and not _regression(table, surveys, names)
+    if add is None:
+        words = _joined(surveys, wanted)
+    else:
+        words = agreed_words(add, len(names), wanted, target)
+        _say_what_was_told(wanted, target)
+    columns = _columns(table, surveys[0]["columns"], {**words[0], **lists})
+    classes = listed_classes or (_classes(table, surveys, words[1]) if target else ())
     scale = table.get(
         "scale", "standard" if any(survey["categories"] for survey in surveys) or _files(surveys) else "none"
     )
@@ -84,44 +90,50 @@ def _target(table: Mapping[str, Any], columns: Sequence[Column]) -> str:
     return str(table.get("target", "y" if "y" not in taken else "target"))
 
 
-def _say_what_was_told(surveys: Sequence[Mapping[str, Any]]) -> None:
+def _wanted(
+    surveys: Sequence[Mapping[str, Any]], names: Sequence[str], lists: Mapping[str, tuple[str, ...]]
+) -> list[str]:
+    """The columns whose categories are to be learned from the nodes, in the first node's order."""
+    first = surveys[0]["columns"]
+    for survey, name in zip(surveys, names, strict=True):
+        checked_columns(survey["columns"], first, name, names[0])
+    return [c for c in first if c not in lists and any(c in survey["categories"] for survey in surveys)]
+
+
+def _joined(surveys: Sequence[Mapping[str, Any]], wanted: Sequence[str]) -> Words:
+    """What the nodes have told, over all of them."""
+    join = lambda parts: set[str]().union(*parts)
+    categories = {column: join(survey["categories"].get(column, ()) for survey in surveys) for column in wanted}
+    return categories, join(survey["values"] for survey in surveys)
+
+
+def _say_what_was_told(wanted: Sequence[str], target: bool) -> None:
     """Of a secure run: which of the nodes' cells the server has seen."""
-    told = [f"categories of {column!r}" for column in sorted({c for s in surveys for c in s["categories"]})]
-    told += ["values of the target"] if any(survey["values"] for survey in surveys) else []
+    told = [f"categories of {column!r}" for column in wanted] + ["values of the target"] * target
     if told:
-        log.warning(
-            "secure masks numbers alone: the server was told each node's own %s. List them for everyone in [data], "
-            "categories and classes, and nodes tell none.",
+        log.info(
+            "secure: the server was told which %s there are over all nodes and how many nodes have each, not which "
+            "nodes. List them for everyone in [data], categories and classes, and nodes tell none.",
             ", ".join(told),
         )
 
 
-def _columns(
-    table: Mapping[str, Any],
-    surveys: Sequence[Mapping[str, Any]],
-    names: Sequence[str],
-    lists: Mapping[str, tuple[str, ...]],
-) -> list[Column]:
-    """The features in the first node's order, categories as listed or joined over all nodes."""
+def _columns(table: Mapping[str, Any], names: Sequence[str], categories: Mapping[str, Iterable[str]]) -> list[Column]:
+    """The features in this order; categories in the order that a list has, and else sorted."""
     coding = table.get("coding", "ordinal")
     require_one_of("coding", coding, CODINGS)
-    first = surveys[0]["columns"]
-    for survey, name in zip(surveys, names, strict=True):
-        checked_columns(survey["columns"], first, name, names[0])
     out: list[Column] = []
-    for column in first:
-        if column in lists:
-            out += _coded(column, lists[column], coding)
-        elif any(column in survey["categories"] for survey in surveys):
-            joined = set().union(*(survey["categories"].get(column, ()) for survey in surveys))
-            out += _coded(column, tuple(sorted(joined)), coding)
+    for name in names:
+        if name in categories:
+            found = categories[name]
+            out += _coded(name, tuple(sorted(found) if isinstance(found, set) else found), coding)
         else:
-            out.append(Column(column, "number"))
+            out.append(Column(name, "number"))
     return out
 
 
-def _classes(table: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[str, ...]:
-    """The names of the classes, over all nodes; none for a regression target."""
+def _regression(table: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], names: Sequence[str]) -> bool:
+    """Whether the target has no classes, whatever its values over all nodes."""
     task = table.get("task", "auto")
     require_one_of("task", task, TASKS)
     numbers, none = all(s["numbers"] for s in surveys), all(s["none"] for s in surveys)
@@ -131,15 +143,23 @@ def _classes(table: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], nam
             f"target must be numbers at every node or at none, got text at {', '.join(map(repr, mixed))}. "
             'Correct it; task="classification" reads every value as a class.'
         )
-    values = {value for s in surveys for value in s["values"]}
-    if task == "regression" or (task == "auto" and not none and (any(s["many"] for s in surveys) or _many(values))):
+    return task == "regression" or (task == "auto" and not none and any(s["many"] for s in surveys))
+
+
+def _classes(table: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], values: set[str]) -> tuple[str, ...]:
+    """The names of the classes, from the target's values over all nodes; none for a regression target."""
+    if not all(s["numbers"] for s in surveys):
+        return tuple(sorted(values))
+    if not KINDS["a list of finite numbers as texts"](sorted(values)):  # of one node they are checked in its survey
+        raise DataError(
+            "values of the target must be finite numbers, as the nodes say, got others in their masked sum."
+        )
+    if table.get("task", "auto") == "auto" and _many(values):
         return ()
-    if numbers:
-        by_value: dict[float, str] = {}
-        for value in sorted(values):
-            by_value.setdefault(float(value), value)
-        return tuple(by_value[v] for v in sorted(by_value))
-    return tuple(sorted(values))
+    by_value: dict[float, str] = {}
+    for value in sorted(values):
+        by_value.setdefault(float(value), value)
+    return tuple(by_value[v] for v in sorted(by_value))
 
 
 def _many(values: set[str]) -> bool:

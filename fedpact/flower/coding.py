@@ -3,6 +3,7 @@
 step            one word a number on a lattice up to the engine's `bound`; off by half a step of it
 measure, join   words of 40 bits, from 2⁸⁰ to 2⁻⁴⁰, of a hello to 2⁻⁸⁰
 moments         fifty of them, from 2¹⁰⁰⁰ to 2⁻¹⁰⁰⁰: what unit a column has is anybody's guess
+vocabulary      one of them: integers up to 2⁴⁰, as they are
 """
 
 from __future__ import annotations
@@ -81,7 +82,12 @@ class Digits:
         return value
 
 
-CODINGS = {"join": Digits(4, 80), "measure": Digits(3, 80), "moments": Digits(50, 1000)}
+CODINGS = {
+    "join": Digits(4, 80),
+    "measure": Digits(3, 80),
+    "moments": Digits(50, 1000),
+    "vocabulary": Digits(1, 40),
+}
 
 
 def check_summable(leaves: Sequence[Any], what: str) -> None:

@@ -1,7 +1,7 @@
 """Masked sums over a link: nodes keep their vectors, and all that the server learns is the sum (`secure.masks`).
 
     question of the server                          answer of the node                        step of the protocol
-    step, measure, join, moments: an invitation  →  two public keys; its vector stays          1 advertise
+    step, measure, join, …: an invitation        →  two public keys; its vector stays          1 advertise
     mask_shares, with everyone's keys            →  shares of its secrets, sealed to others    2 share
     mask_words, with what was sealed to it       →  its vector under masks                     3 mask
     mask_reveal, with who stayed and who did not →  shares of what is left to take off         4 reveal
@@ -47,7 +47,7 @@ LEAST = 2
 #: Sums that a node remembers to have opened, for each purpose: a resumed run goes back by two checkpoints at most.
 REMEMBERED = 4
 #: Sums before a run: everyone must stay, and who was started again is asked anew with everyone.
-BEFORE = ("moments", "join")
+BEFORE = ("vocabulary", "moments", "join")
 #: How often a sum is begun where too few stay in it because nodes were started again.
 TRIES = 5
 HINTS = {

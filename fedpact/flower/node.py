@@ -1,7 +1,7 @@
 """What a client does in a real federation: answer the server's questions, with rows and a state that it keeps.
 
-    hello, moments, coded,      come to the same features and the same experiment as everyone (`agreement`)
-    prepare
+    hello, vocabulary, moments, come to the same features and the same experiment as everyone (`agreement`)
+    coded, prepare
     join(w0, root)              → hello
     step(t, version, broadcast) → load that version of the state, step, write version t+1, then answer
     measure(version, model)     → telemetry; with it the test's sums over the rows that are held out
@@ -30,6 +30,7 @@ from fedpact.flower.resident import BESIDE, ITS
 from fedpact.flower.run_at_node import RunAtNode, StateLost, identity
 from fedpact.flower.signed import PUBLIC, Signer
 from fedpact.flower.vertical import PartyAtNode, coded
+from fedpact.flower.words import words_of
 
 log = logging.getLogger("fedpact")
 KEY = "node.key"
@@ -163,8 +164,17 @@ class Node:
         if "experiment" in message.values:
             self.at.source = sources.own_source(self.config, message.values["experiment"])
             self.at.rules = rules_of(message.values["experiment"])
-            told["survey"] = dict(self.at.source.survey())
+            survey = self.at.source.survey()
+            told["survey"] = dict(survey if self.at.rules is None else survey.without_words())
         return Message("hello", told).pack()
+
+    def on_vocabulary(self, message: Message) -> bytes:
+        """Of a secure run: which categories and classes there are, for a masked sum."""
+        client = self._source().client = int(message.values["client"])
+        if self.at.rules is None:
+            raise Refused("question for a vocabulary must be of a secure run, got one of another.")
+        arrays = words_of(self._source().survey(), message.values)
+        return Message("vocabulary", self.at.summands.put(self.at.rules, "vocabulary", message, client, arrays)).pack()
 
     def on_moments(self, message: Message) -> bytes:
         """Sums of the columns over the training rows."""

@@ -99,7 +99,8 @@ def _adding(link: Link, sums: Sums, patience: float) -> Add:
     """Everyone's answers as a masked sum."""
 
     def add(questions: Mapping[int, Message], leaves: Sequence[Any]) -> list[np.ndarray]:
-        one = sums.start("moments", 0, list(questions), leaves)
+        kind = next(iter(questions.values())).kind
+        one = sums.start(kind, 0, list(questions), leaves)
         for i, answer in _ask(link, questions, patience, one.ask).items():
             if not one.add(i, answer):
                 name = link.names[i]

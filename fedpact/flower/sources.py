@@ -43,6 +43,11 @@ ROUNDING = 1e-12
 class Survey(dict[str, Any]):
     """What a source tells, as plain data."""
 
+    def without_words(self) -> Survey:
+        """What it tells where words are told by masked sums alone: of which columns it has some, not which."""
+        hidden: dict[str, Any] = {"categories": dict.fromkeys(self.get("categories", ()), ()), "values": ()}
+        return Survey({key: hidden.get(key, value) for key, value in self.items()})
+
 
 def own_source(config: Mapping[str, Any], values: Mapping[str, Any]) -> Source:
     """The source that a node's configuration names."""

@@ -5,6 +5,7 @@ shamir       t-of-n shares of a secret of 32 bytes
 primitives   X25519, HKDF, AES-GCM and AES-CTR of the `cryptography` package, as the masks use them
 messages     what clients and server of a secure sum agree on and send
 masks        secure sums that survive dropouts: the server learns the sum alone
+vocabulary   which words clients have between them, from a sum: not who has which
 psi          which records all parties hold, without the others
 encrypted    sums and linear steps on ciphertexts (TenSEAL): the server learns nothing, the key holder the result
 

@@ -1,4 +1,4 @@
-"""What [data] lists of categories and classes is told by no node; what it does not is, and a secure run says so."""
+"""What [data] lists of categories and classes is told by no node; what it does not is, in a secure run by a sum."""
 
 from __future__ import annotations
 
@@ -107,17 +107,20 @@ def test_classes_that_are_numbers_are_found_by_value(files):
 
 def test_a_secure_run_says_which_cells_the_server_was_told(files, caplog):
     pytest.importorskip("cryptography")
+    caplog.set_level(logging.INFO, "fedpact")
     schema, _ = agreed(files, {"categorical": ["tree"]}, secure=True)
-    told = "secure masks numbers alone: the server was told each node's own categories of 'tree', values of the target."
+    told = (
+        "secure: the server was told which categories of 'tree', values of the target there are over all nodes and how"
+    )
     assert told in caplog.text
     assert schema.classes == ("grave", "mild")
     caplog.clear()
     schema, answers = agreed(files, LISTS, secure=True)
-    assert "secure masks" not in caplog.text
+    assert "secure: the server" not in caplog.text
     assert schema.classes == ("mild", "grave")
     assert not any(b"oak" in answer or b"grave" in answer for answer in answers)
     agreed(files, {"categorical": ["tree"]})
-    assert "secure masks" not in caplog.text
+    assert "secure: the server" not in caplog.text
 
 
 def test_parties_refuse_lists(files):

@@ -79,8 +79,11 @@ def test_the_scaling_is_the_plain_one(tmp_path, scale):
     if scale == "standard":
         assert [float(d) for d in np.asarray(secure.scale)[[3, 4, 5]]] == [1.0, 1.0, 1.0]
         assert link.asks[1:-1] == [
-            "moments",
+            "vocabulary",
             "mask_shares",
+            "mask_words",
+            "mask_reveal",
+            "moments",
             "mask_words",
             "mask_reveal",
             "moments",
@@ -115,6 +118,6 @@ def test_everyone_must_stay(tmp_path, monkeypatch):
         Watched, "answered", lambda self, i, kind, answer: None if (i, kind) == (1, "mask_words") else answer
     )
     with pytest.raises(
-        ClientError, match=r"^round 0, moments: at least 3 of 3 clients must stay .* got 2 at mask_words"
+        ClientError, match=r"^round 0, vocabulary: at least 3 of 3 clients must stay .* got 2 at mask_words"
     ):
         agreed(tmp_path / "a", "standard", True)

@@ -25,12 +25,12 @@ ALIGN = [f"align {step}" for step in ("begin", "blind", "blind", "unwind", "unwi
 #: What is asked before round 1, by the kind of federation.
 ASKED = {
     "rows": ["hello", "moments", "moments", "coded", "join"],
-    "masked": ["hello", "moments", *SUM, "moments", *SUM[1:], "coded", "join", *SUM],
+    "masked": ["hello", "vocabulary", *SUM, *2 * ["moments", *SUM[1:]], "coded", "join", *SUM],
     "parties": ["hello", "coded", "join", "partial"],
     "aligned": ["hello", *ALIGN, "coded"],
 }
 #: Questions by their number that a node answers which was started again, or whose answer is not needed.
-BY_ITSELF = (("rows", 0), ("masked", 12))
+BY_ITSELF = (("rows", 0), ("masked", 15))
 MOMENTS = [(kind, k) for kind in ASKED for k in range(kind != "rows", len(ASKED[kind]))]
 
 
