@@ -179,6 +179,48 @@ def test_the_folder_may_be_copied_elsewhere(place, experiment, tmp_path):
     }
 
 
+# run.sh
+
+
+FLWR = """#!/bin/sh
+echo "$@" >> "$CALLS"
+[ "$1" = supernode ] || exit 0
+case "$3" in *"$FAILS"*) echo "$WORDS" >&2; exit 1 ;; esac
+echo "SuperNode 7 registered successfully."
+"""
+
+
+@pytest.fixture
+def ran(experiment, tmp_path):
+    """run.sh with a flwr that fails to register keys whose files are called so, with these words; what it called."""
+    write_all(tmp_path / "f", experiment, "h", 8123, ["lab", "ward"])
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/flwr").write_text(FLWR)
+    (tmp_path / "bin/flwr").chmod(0o755)
+
+    def run(fails, words):
+        calls = tmp_path / "calls"
+        env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls), "FAILS": fails, "WORDS": words}
+        script = ["sh", str(tmp_path / "f/run.sh")]
+        done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=60)
+        return done, [line.split()[0] for line in calls.read_text().splitlines()]
+
+    return run
+
+
+@pytest.mark.parametrize("fails", ["nobody", "lab.pub", "nodes/"])
+def test_a_key_that_is_registered_already_is_fine(fails, ran):
+    done, called = ran(fails, "Error: Public key already in use.")
+    assert (done.returncode, called) == (0, ["supernode", "supernode", "run"])
+    assert "must be" not in done.stdout + done.stderr
+
+
+def test_one_that_cannot_be_registered_ends_the_script_with_flower_s_words(ran):
+    done, called = ran("lab.pub", "Error: The SuperLink is unavailable.")
+    assert (done.returncode, called) == (1, ["supernode"])
+    assert done.stderr.startswith("nodes/lab.pub must be registered, got: Error: The SuperLink is unavailable.\n")
+
+
 # node.sh
 
 
