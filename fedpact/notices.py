@@ -33,6 +33,20 @@ def uncovered(e: Experiment, algorithm: Any) -> list[str]:
     return [f"The schedule never selects client {who}: {algorithm.coverage} fails, and its theorems do not apply."]
 
 
+def unused_late(e: Experiment) -> list[str]:
+    """Where late uploads were to be used and never can be: a sentence."""
+    if getattr(e.engine, "late", "drop") != "use" or e.participation.rate(e.federation.clients) < 1:
+        return []
+    if isinstance(e.participation, Schedule) and any(
+        len(chosen) < e.federation.clients for chosen in e.participation.rounds[: e.rounds]
+    ):
+        return []
+    return [
+        'late = "use" uses nothing where everyone is asked in every round, as here: an upload that comes late is '
+        "dropped, for its node is asked for another one then. Take participation below 1."
+    ]
+
+
 def worse(e: Experiment, history: History) -> list[str]:
     """Where the objective ended above its start: a sentence with the numbers and what to change."""
     name = history.judged

@@ -332,7 +332,7 @@ def _run(
     scores = held_out(model, e.federation) if has_held_out(e.federation) else None
     verdict = loop.algorithm.verdict(end.history) if loop.algorithm.verdict is not None else []
     remarks = getattr(e.federation, "remarks", ())  # of a federation of nodes: what the file asks for in vain
-    given = [*remarks, *notices.unmatched(e.federation), *notices.uncovered(e, loop.algorithm)]
+    given = [*remarks, *notices.unmatched(e.federation), *notices.uncovered(e, loop.algorithm), *notices.unused_late(e)]
     spent = (
         []
         if account is None

@@ -76,6 +76,7 @@ def test_and_the_one_of_a_federation_on_this_machine(federation, monkeypatch):
 
 def test_a_folder_has_one_federation_at_a_time(federation, experiment, capsys):
     connection = (federation.folder / "flower" / "config.toml").read_text()
+    experiment.write_text(f"{EXPERIMENT}[split]\nclients = 1\n")
     with pytest.raises(OutputError, match=r"output folder must be free, got .*in which another process is running"):
         Local(federation.folder, {"a": {"client": 0}})
     assert main(["federation", "run", str(experiment), "--nodes", "1", "--folder", str(federation.folder)]) != 0
@@ -140,6 +141,7 @@ def test_what_run_prints(experiment, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Local, "start", lambda self: None)
     monkeypatch.setattr(Local, "finish", finish)
     folder = str(tmp_path / "f")
+    experiment.write_text(f"{EXPERIMENT}[split]\nclients = 2\n")
     assert main(["federation", "run", str(experiment), "--nodes", "2", "--folder", folder, "--json"]) == 0
     told = capsys.readouterr()
     assert json.loads(told.out)["rounds"] == 1

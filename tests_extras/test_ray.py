@@ -82,7 +82,7 @@ def test_it_is_the_local_engine_s_run(name, federation, engine):
 def test_single_precision(federation, engine):
     options = {"rounds": 5, "participation": 0.5, "precision": "single"}
     one = fp.run(SETTINGS["fedadmm"], PROBLEM, federation, **options)
-    same(one, fp.run(SETTINGS["fedadmm"], PROBLEM, federation, engine=engine, **options), 1e-5)
+    same(one, fp.run(SETTINGS["fedadmm"], PROBLEM, federation, engine=engine, **options), 1e-6)
 
 
 def test_features_split_among_parties(engine):

@@ -8,14 +8,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedpact.core.errors import InvalidArgument, require
+from fedpact.core.errors import InvalidArgument, is_count, is_number, require
 from fedpact.core.files import json_text
 
 ABOUT = "A federation over Flower: on this machine (up, run), or the files of a real one (init)."
+#: Nodes where neither --nodes nor the experiment says how many; and how many are started unasked. Each is processes.
+USUAL, UNASKED = 4, 16
 
 
 def add_federation(commands: Any, add_json: Callable[[argparse.ArgumentParser], None]) -> None:
@@ -30,7 +32,7 @@ def add_federation(commands: Any, add_json: Callable[[argparse.ArgumentParser], 
         return sub
 
     def nodes(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("--nodes", type=int, help="how many nodes, each with a part of the experiment's data")
+        sub.add_argument("--nodes", type=int, help="nodes, each a part of the data (default: [split] clients, else 4)")
         sub.add_argument("--csv", action="append", default=[], metavar="NAME=FILE", help="a node with this file")
         sub.add_argument("--folder", default="federation", help="keys, logs and states (default: %(default)s)")
 
@@ -60,8 +62,10 @@ def _json(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", action="store_true", default=kept, help="print machine-readable results")
 
 
-def _configs(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The nodes' configurations by name, from --nodes or --csv."""
+def _configs(options: argparse.Namespace, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The nodes' configurations by name, from --nodes or --csv, or as many as the experiment has clients."""
+    from fedpact.flower.local import check_name
+
     given = {}
     for text in options.csv:
         name, equals, path = text.partition("=")
@@ -69,14 +73,42 @@ def _configs(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
             raise InvalidArgument(f"--csv must be NAME=FILE, got {text!r}. Such as --csv lab=lab.csv")
         file = Path(path)
         require(file.is_file(), f"file of node {name!r}", "a CSV file that exists", path)
+        check_name(name)
         given[name] = {"csv": str(file.resolve())}
     if given:
         right = options.nodes in (None, len(given))
         require(right, "--nodes", f"{len(given)}, as --csv says, or left out", options.nodes)
         return given
-    count = 4 if options.nodes is None else options.nodes
+    count = _unasked(values) if options.nodes is None else options.nodes
     require(count >= 1, "--nodes", "at least 1", count)
     return {f"node-{i}": {"client": i} for i in range(count)}
+
+
+def _unasked(values: Mapping[str, Any]) -> int:
+    """How many nodes where --nodes does not say it: a typing slip in a file is not to start hundreds of processes."""
+    clients = values.get("split", {}).get("clients")
+    if not is_count(clients, 1):  # what is wrong with it is told by who reads it
+        return USUAL
+    hint = f"Each is a few processes on this machine: say --nodes {clients} if it can bear them, or have fewer clients."
+    require(clients <= UNASKED, "[split] clients", f"at most {UNASKED} without --nodes", clients, hint=hint)
+    return int(clients)
+
+
+def _checked(options: argparse.Namespace, out: Path | None = None) -> dict[str, dict[str, Any]]:
+    """The nodes' configurations; what a run of the experiment over them would refuse is refused here."""
+    from fedpact.core.errors import the_extra
+    from fedpact.experiment import parts, read
+
+    values = {} if options.file is None else read(options.file)
+    if options.file is None:
+        return _configs(options, values)
+    parts(values)
+    configs = _configs(options, values)
+    the_extra("flwr", "flower")
+    from fedpact.flower.rehearsal import rehearse
+
+    rehearse(values, configs, out)
+    return configs
 
 
 def _ends_whole() -> None:
@@ -96,13 +128,11 @@ def _ends_whole() -> None:
 
 def up(options: argparse.Namespace) -> int:
     """`fedpact federation up`."""
-    from fedpact.experiment import parts, read
     from fedpact.flower.local import Local
 
-    if options.file is not None:
-        parts(read(options.file))  # refused here, before anything is started
+    configs = _checked(options)
     _ends_whole()
-    with Local(options.folder, _configs(options)) as federation:
+    with Local(options.folder, configs) as federation:
         told = {
             "address": federation.address,
             "nodes": list(federation.configs),
@@ -135,18 +165,19 @@ def _flwr_run(federation: Any, file: str | None) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """`fedpact federation run FILE`."""
-    from fedpact.experiment import parts, read
     from fedpact.flower.local import Local
     from fedpact.run import Run
 
-    parts(read(options.file))  # refused here, before anything is started
-    _ends_whole()
+    hours, hint = options.hours, "It is how long the run may take."
+    require(is_number(hours) and hours > 0, "--hours", "a number above 0", hours, hint=hint)
     folder = Path(options.folder)
     out = Path(options.out) if options.out else folder / "run"
+    configs = _checked(options, out)
+    _ends_whole()
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
-    with Local(folder, _configs(options)) as federation:
+    with Local(folder, configs) as federation:
         say(f"{len(federation.configs)} nodes at {federation.address}; logs in {folder}/logs")
-        federation.finish(Path(options.file), out, options.hours * 3600, say)
+        federation.finish(Path(options.file), out, hours * 3600, say)
     result = Run.load(out)
     print(json_text(result.summary) if options.json else f"{result!r}\nkept in {out}")
     return 0

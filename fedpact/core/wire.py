@@ -16,8 +16,10 @@ import numpy as np
 from fedpact.core.errors import ClientError, InvalidArgument, StartedAgain
 from fedpact.core.sealed import seal, unseal
 
-#: Of the messages' form. Both sides must have the same.
+#: Of the messages' form: their fields, and what these mean. Both sides must have the same.
 SCHEMA = 1
+#: In the values of every question and of the answer to a hello: the sender's version of fedpact.
+VERSION = "fedpact"
 #: What an error answer calls its reason where the node has forgotten what was agreed on.
 ANEW = "anew"
 
@@ -79,6 +81,16 @@ def unpack(content: bytes, kind: str | None = None) -> Message:
     except (KeyError, TypeError, ValueError):
         raise Refused("message must list the arrays it has, got others.") from None
     return Message(told, header["values"], ordered)
+
+
+def same_version(server: Any, node: Any, name: Any) -> None:
+    """Refuse a node whose fedpact is not the server's: from messages of one form it may compute something else."""
+    if server != node:
+        told = "one that does not tell its version" if node is None else node
+        raise Refused(
+            f"fedpact of node {name!r} must be {server}, as the server's, got {told}. Install fedpact {server} at the "
+            "node, or the node's at the server, and start again what was changed."
+        )
 
 
 def usable(answer: Message | Refused) -> Message:

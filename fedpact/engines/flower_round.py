@@ -100,8 +100,26 @@ class Round:
             told = "; ".join(f"{engine.name(i)}: {why}" for i, why in self.refused.items())
             raise ClientError(
                 f"round {self.t}: at least {enough} of {drawn} clients must answer, got {fine}. "
-                f"{told + '. ' if told else ''}Start the missing nodes and resume, or lower the quorum."
+                f"{told.rstrip('.') + '. ' if told else ''}{self._advice(ids, drawn)}"
             )
+
+    def _advice(self, ids: Sequence[int], drawn: int) -> str:
+        """What brings a round about that too few of those asked have answered."""
+        engine, out = self.engine, self.engine._running["out"]
+        name = lambda clients: ", ".join(map(engine.name, sorted(clients)))
+        silent = set(ids) - set(self.came) - set(self.refused)
+        who = f" ({name(silent)})" if silent else ""
+        start = f"Start the missing nodes{who} and resume, or lower the quorum."
+        if not out:
+            return start
+        here = drawn - len(set(ids) - out)  # of those drawn, who has lost its state
+        most = math.floor(100 * (1 - here / drawn)) / 100
+        quorum = f"with a quorum of at most {most:g}, or " if most > 0 else ""
+        lost = (
+            f"The state of {name(out)} is lost, and asking again does not bring it back: resume {quorum}with "
+            'stale = "restart" where the algorithm allows it.'
+        )
+        return f"{lost} {start}" if silent else lost
 
     def _enough(self, drawn: int) -> int:
         """How many must answer, and stay in a masked sum."""

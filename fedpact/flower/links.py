@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpact.core.wire import Enough, Message, Refused, suffice, unpack
+from fedpact import __version__
+from fedpact.core.wire import VERSION, Enough, Message, Refused, suffice, unpack
 from fedpact.flower.signed import Signers
 
 log = logging.getLogger("fedpact")
@@ -46,7 +47,7 @@ class Telling:
         self.tell({client: Message("forget", {"session": before}) for client in range(len(self.names))})
 
     def _of_session(self, message: Message) -> bytes:
-        return message._replace(values={**message.values, "server": self.session}).pack()
+        return message._replace(values={**message.values, "server": self.session, VERSION: __version__}).pack()
 
     def packed(self, client: int, message: Message) -> bytes:
         """The question, with what was to be told before it."""

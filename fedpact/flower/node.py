@@ -19,9 +19,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedpact import __version__
 from fedpact.core.errors import BudgetSpent, DataError, FedpactError, is_count, require
 from fedpact.core.files import own_folder, remove_torn, write_atomic
-from fedpact.core.wire import ANEW, Forgotten, Message, Refused, unpack
+from fedpact.core.wire import ANEW, VERSION, Forgotten, Message, Refused, same_version, unpack
 from fedpact.data.schema import Column
 from fedpact.flower import sources
 from fedpact.flower.joined import Joined
@@ -102,6 +103,8 @@ class Node:
         """The answer to a question, as bytes; a failure is an answer too, a sentence."""
         try:
             message = unpack(content)
+            # of every question: a server may be resumed, or a node go on, with another version than it began with
+            same_version(message.values.get(VERSION, __version__), __version__, self.name)
             self.at = self._session(str(message.values.get("server", "")))
             handler = getattr(self, f"on_{message.kind}", None)
             if handler is None:
@@ -160,7 +163,7 @@ class Node:
         )
         ok = client is None or is_count(client)
         require(ok, whose, "a whole number from 0, or left out", client, hint=hint)
-        told: dict[str, Any] = {"name": self.name, "client": client, PUBLIC: self.signer.public}
+        told: dict[str, Any] = {"name": self.name, "client": client, VERSION: __version__, PUBLIC: self.signer.public}
         if "experiment" in message.values:
             self.at.source = sources.own_source(self.config, message.values["experiment"])
             self.at.rules = rules_of(message.values["experiment"])

@@ -36,7 +36,15 @@ cd "$(dirname "$0")" || exit 1
 AUTHORITY=$(printf %s "$PWD/ca.pem" | sed 's/[\\\\"]/\\\\&/g')  # flwr takes whole paths only, and the folder may move
 cat > "$FLWR_HOME/config.toml" <<END
 {connection}END
-for key in nodes/*.pub; do flwr supernode register "$key" {name}; done
+for key in nodes/*.pub; do
+  TOLD=$(flwr supernode register "$key" {name} 2>&1) && echo "$key: $TOLD" && continue
+  case "$TOLD" in
+    *already*) echo "$key is registered already." ;;
+    *) echo "$key must be registered, got: $TOLD
+Is server.sh running? Mend what it says, and start run.sh again." >&2
+      exit 1 ;;
+  esac
+done
 exec flwr run app {name} --stream
 """
 #: How a node's operator makes its key. With a passphrase a SuperNode could not read it.

@@ -39,7 +39,7 @@ from fedpact.core.errors import BudgetSpent, CheckpointError, InvalidArgument
 from fedpact.core.files import make_folder, remove_torn, write_atomic, writing
 from fedpact.core.loop import Loop
 from fedpact.core.store import Store, _name
-from fedpact.core.wire import Forgotten, Message, Refused, checked, unpack
+from fedpact.core.wire import VERSION, Forgotten, Message, Refused, checked, unpack
 from fedpact.definition import PRECISIONS, loop_of, private_plan, start_of
 from fedpact.engines.flower import FlowerEngine
 from fedpact.flower import sources
@@ -374,7 +374,9 @@ def _digest_of(path: Path) -> str | None:
 
 def identity(question: Message, *but: str) -> str:
     """What a question asks, whatever it adds about which states to keep, and about the sum the answer goes into."""
-    values = {name: value for name, value in question.values.items() if name not in ("keep", "server", "sum", *but)}
+    values = {
+        name: value for name, value in question.values.items() if name not in ("keep", "server", "sum", VERSION, *but)
+    }
     text = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     for array in question.arrays:
         text.update(repr((array.shape, array.dtype.str)).encode() + array.tobytes())

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from fedpact import __version__
 from fedpact.algorithms import ALGORITHMS
 from fedpact.core.errors import ClientError, DataError, FedpactError, InvalidArgument, StartedAgain, require
-from fedpact.core.wire import Message, Refused, failed, usable
+from fedpact.core.wire import VERSION, Message, Refused, failed, same_version, usable
 from fedpact.definition import Experiment, loop_of, start_of
 from fedpact.engines import FlowerEngine, PartiesEngine
 from fedpact.engines.flower import Link
@@ -133,7 +134,14 @@ def _sums(experiment: Experiment, link: Link, run: str) -> Sums:
 def greet(values: Mapping[str, Any], link: Link, patience: float) -> dict[int, Mapping[str, Any]]:
     """Who the nodes are, and what they tell of their data."""
     questions = {i: Message("hello", {"experiment": dict(values)}) for i in range(len(link.names))}
-    return {i: answer.values for i, answer in _ask(link, questions, patience).items()}
+    return {i: hello_of(answer, link.names[i]) for i, answer in _ask(link, questions, patience).items()}
+
+
+def hello_of(answer: Any, name: str) -> Mapping[str, Any]:
+    """What a node tells of itself, if it can be used and its fedpact is this one."""
+    told = usable(answer).values
+    same_version(__version__, told.get(VERSION), told.get("name", name))
+    return told
 
 
 def prepare(

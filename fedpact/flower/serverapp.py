@@ -33,11 +33,11 @@ from fedpact.core.errors import (
 )
 from fedpact.core.files import write_atomic
 from fedpact.core.wire import Message as Question
-from fedpact.core.wire import Refused, usable
+from fedpact.core.wire import Refused
 from fedpact.experiment import parts, read
 from fedpact.flower.client import unwrapped, wrapped
 from fedpact.flower.links import Grid, of_the_link
-from fedpact.flower.server import federate, numbered
+from fedpact.flower.server import federate, hello_of, numbered
 from fedpact.folder import is_run
 
 app = ServerApp()
@@ -72,7 +72,7 @@ def _gather(grid: Any, link: Grid, values: Any, wanted: int, wait: float) -> lis
     said, why = {}, {k: link.why.get(k, "no answer") for k in range(len(ids)) if k not in answers}
     for k, one in answers.items():
         try:
-            said[k] = usable(one).values
+            said[k] = hello_of(one, link.names[k])
         except Refused as refused:
             why[k] = str(refused)
     for k, reason in why.items():

@@ -107,4 +107,5 @@ __all__ = [
     "simulated",
     "step_of",
     "unpack",
+    "values",
 ]

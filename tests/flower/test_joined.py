@@ -117,7 +117,7 @@ def _no_order(i, one):
     ("change", "sentence"),
     [
         (_without("survey", "hello"), "survey of node 'lab' must be a table, got None"),
-        (lambda i, one: one._replace(values={"survey": {"on": True}}) if one.kind == "hello" else one,
+        (lambda i, one: one._replace(values={**one.values, "survey": {"on": True}}) if one.kind == "hello" else one,
          "header of node 'lab' must be a list of texts, got None"),
         (_without("owner", "align"), "lab's message of the alignment must name an owner and a path, got None"),
         (_no_order, r"ward's message of the alignment must hold one list of int64, got \[\]"),

@@ -7,11 +7,12 @@ import re
 
 import numpy as np
 import pytest
-from helpers_nodes import Faulty, Late, federated, nodes, same_history, simulated, step_of
+from helpers_nodes import Faulty, Late, federated, nodes, same_history, simulated, step_of, values
 
 from fedpact.algorithms import ALGORITHMS as REGISTRY
 from fedpact.core.errors import ClientError, InvalidArgument
 from fedpact.core.stop import Outcome
+from fedpact.experiment import build
 from fedpact.flower.links import Direct
 
 ALGORITHMS = {
@@ -98,6 +99,44 @@ def test_a_late_upload_is_dropped_or_used_by_rule(tmp_path, caplog):
     assert used.history.column("late").tolist() == [0, 0, 1, 0]
     assert used.history.column("participants").tolist() == [0, 3, 3, 4]
     assert used.history.column("objective")[2] != dropped.history.column("objective")[2]
+
+
+def test_a_late_upload_counts_in_the_round_it_comes_in_as_by_hand(tmp_path):
+    """FedSGD with η = 1: w ← w − mean g. Client 2's gradient at w⁰ comes after round 0 and counts in round 1."""
+    slow = lambda i, question, answer: Late(answer) if i == 2 and step_of(question, 0) else answer
+    schedule = {"scheme": "schedule", "rounds": [[0, 1, 2, 3], [0, 1], [0, 1, 2, 3]]}
+    run = federated(
+        {"name": "fedsgd", "rate": 1.0},
+        tmp_path,
+        Faulty(nodes(tmp_path), slow),
+        flower={"quorum": 0.5, "late": "use"},
+        rounds=3,
+        participation=schedule,
+    )
+    federation = build(values())[0].federation
+    rows = [(np.c_[x, np.ones(len(x))], y) for x, y in map(federation.client, range(4))]
+    penalty = 1e-2 * np.r_[np.ones(federation.features), 0]  # the intercept has none
+
+    def gradient(i, w):
+        x, y = rows[i]
+        return (x.T @ (1 / (1 + np.exp(-x @ w)) - y) + penalty * w) / len(x)
+
+    w0 = np.zeros(federation.features + 1)
+    w1 = w0 - sum(gradient(i, w0) for i in (0, 1, 3)) / 3
+    w2 = w1 - (gradient(0, w1) + gradient(1, w1) + gradient(2, w0)) / 3
+    w3 = w2 - sum(gradient(i, w2) for i in range(4)) / 4
+    np.testing.assert_allclose(np.r_[run.model.w.tree["w"], run.model.w.tree["b"]], w3, rtol=1e-12, atol=1e-12)
+    assert run.history.column("participants").tolist() == [0, 3, 3, 4]
+
+
+@pytest.mark.parametrize("participation", [1.0, {"scheme": "schedule", "rounds": [[0, 1, 2, 3]] * 3}, 0.5])
+def test_a_run_that_can_use_no_late_upload_says_so(participation, tmp_path):
+    options = {"rounds": 2, "participation": participation}
+    run = federated("fedavg", tmp_path, flower={"late": "use"}, **options)
+    told = [notice for notice in run.notices if notice.startswith('late = "use" uses nothing where everyone is asked')]
+    assert len(told) == (participation != 0.5)
+    dropped = federated("fedavg", tmp_path / "b", **options)
+    assert not [notice for notice in dropped.notices if "late" in notice]
 
 
 def test_telemetry_without_some_is_of_the_others_and_says_so(tmp_path, caplog):
@@ -264,6 +303,39 @@ def test_a_node_that_lost_its_state_is_left_out_from_then_on(tmp_path, caplog):
     assert run.history.column("refused_uploads").tolist() == [0, 0, 0, 1, 0, 0]
     assert run.history.column("missing").tolist() == [0, 0, 0, 0, 1, 1]
     assert run.history.column("measured")[-1] == 0.75
+
+
+def test_where_everyone_is_needed_the_sentence_says_what_can_be_done(tmp_path):
+    """The node is there, and asking it again brings nothing back; a quorum below 1 does."""
+
+    def before(i, question):
+        if i == 2 and step_of(question, 2):
+            lose_state(tmp_path, 2)
+
+    wanted = (
+        r"round 2: at least 4 of 4 clients must answer, got 3\. client 2 \(2\): state of node '2' must be of version "
+        r"2, got none\. The state of client 2 \(2\) is lost, and asking again does not bring it back: resume with a "
+        r'quorum of at most 0\.75, or with stale = "restart" where the algorithm allows it\.$'
+    )
+    members = nodes(tmp_path)
+    for link in (Faulty(members, before=before), Direct(members)):
+        with pytest.raises(ClientError, match=wanted):
+            federated("fedadmm", tmp_path, link, tmp_path / "run")
+    run = federated("fedadmm", tmp_path, Direct(members), tmp_path / "run", flower={"quorum": 0.75})
+    assert run.history.rounds == 5
+
+
+def test_and_that_others_are_missing_where_they_are(tmp_path):
+    def before(i, question):
+        if i == 2 and step_of(question, 1):
+            lose_state(tmp_path, 2)
+
+    lost = lambda i, question, answer: None if i == 0 and step_of(question, 1) else answer
+    wanted = (
+        r"got 2\. .* where the algorithm allows it\. Start the missing nodes \(client 0 \(0\)\) and resume, or lower"
+    )
+    with pytest.raises(ClientError, match=wanted):
+        federated("fedadmm", tmp_path, Faulty(nodes(tmp_path), lost, before), flower={"quorum": 0.75})
 
 
 def test_or_starts_again_where_the_rule_says_so(tmp_path, caplog):

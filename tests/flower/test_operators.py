@@ -8,6 +8,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -178,6 +179,48 @@ def test_the_folder_may_be_copied_elsewhere(place, experiment, tmp_path):
     }
 
 
+# run.sh
+
+
+FLWR = """#!/bin/sh
+echo "$@" >> "$CALLS"
+[ "$1" = supernode ] || exit 0
+case "$3" in *"$FAILS"*) echo "$WORDS" >&2; exit 1 ;; esac
+echo "SuperNode 7 registered successfully."
+"""
+
+
+@pytest.fixture
+def ran(experiment, tmp_path):
+    """run.sh with a flwr that fails to register keys whose files are called so, with these words; what it called."""
+    write_all(tmp_path / "f", experiment, "h", 8123, ["lab", "ward"])
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/flwr").write_text(FLWR)
+    (tmp_path / "bin/flwr").chmod(0o755)
+
+    def run(fails, words):
+        calls = tmp_path / "calls"
+        env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls), "FAILS": fails, "WORDS": words}
+        script = ["sh", str(tmp_path / "f/run.sh")]
+        done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=60)
+        return done, [line.split()[0] for line in calls.read_text().splitlines()]
+
+    return run
+
+
+@pytest.mark.parametrize("fails", ["nobody", "lab.pub", "nodes/"])
+def test_a_key_that_is_registered_already_is_fine(fails, ran):
+    done, called = ran(fails, "Error: Public key already in use.")
+    assert (done.returncode, called) == (0, ["supernode", "supernode", "run"])
+    assert "must be" not in done.stdout + done.stderr
+
+
+def test_one_that_cannot_be_registered_ends_the_script_with_flower_s_words(ran):
+    done, called = ran("lab.pub", "Error: The SuperLink is unavailable.")
+    assert (done.returncode, called) == (1, ["supernode"])
+    assert done.stderr.startswith("nodes/lab.pub must be registered, got: Error: The SuperLink is unavailable.\n")
+
+
 # node.sh
 
 
@@ -308,6 +351,105 @@ def test_an_experiment_that_is_none_starts_nothing(tmp_path, capsys):
     assert main(["federation", "run", str(tmp_path / "e.toml"), "--folder", str(tmp_path / "f")]) == 1
     assert "must be one of" in capsys.readouterr().err
     assert not (tmp_path / "f").exists()
+
+
+@pytest.fixture
+def started_nodes(monkeypatch):
+    """The nodes that a command starts, where it starts any; the run itself ends at once."""
+    pytest.importorskip("flwr")
+    found = []
+
+    class Recorder:
+        def __init__(self, folder, configs):
+            found.extend(configs)
+            raise InvalidArgument("started.")
+
+    monkeypatch.setattr(local, "Local", Recorder)
+    return found
+
+
+def written(tmp_path, clients=3, split=None, engine="", algorithm="fedavg"):
+    path = tmp_path / "e.toml"
+    split = f'how = "iid"\nclients = {clients}\n' if split is None else split
+    tables = {
+        "data": 'name = "breast_cancer"',
+        "split": split,
+        "problem": 'name = "logistic"\nl2 = 1e-2',
+        "algorithm": f'name = "{algorithm}"',
+        "run": f"rounds = 2\n{engine}",
+    }
+    path.write_text("\n".join(f"[{name}]\n{table}" for name, table in tables.items()))
+    return str(path)
+
+
+@pytest.mark.parametrize("command", ["up", "run"])
+def test_there_are_as_many_nodes_as_the_experiment_has_clients(command, started_nodes, tmp_path):
+    assert main(["federation", command, written(tmp_path), "--folder", str(tmp_path / "f")]) == 1
+    assert started_nodes == ["node-0", "node-1", "node-2"]
+
+
+def test_and_four_where_nothing_says_how_many(started_nodes, tmp_path):
+    assert main(["federation", "up", "--folder", str(tmp_path / "f")]) == 1
+    assert started_nodes == [f"node-{i}" for i in range(4)]
+
+
+SECURE = 'engine = { name = "flower", secure = true }'
+REFUSED = {
+    "more than are started unasked": (
+        {"clients": 20},
+        [],
+        "[split] clients must be at most 16 without --nodes, got 20.",
+    ),
+    "other nodes than clients": ({}, ["--nodes", "4"], "nodes must be the 3 clients of [split], got 4. Start one for "),
+    "no sum": ({"engine": SECURE, "algorithm": "fedepm"}, [], "whose server needs the sum of the uploads alone"),
+    "an unknown key": ({"split": "hou = 1"}, [], "hou"),
+    "an unknown column of the stop rule": ({"engine": "[stop]\ntarget = { column = 'x', value = 1 }"}, [], "column"),
+    "no time": ({}, ["--hours", "0"], "--hours must be a number above 0, got 0.0."),
+    "less": ({}, ["--hours", "-1"], "--hours must be a number above 0, got -1.0."),
+    "no number": ({}, ["--hours", "nan"], "--hours must be a number above 0, got nan."),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_run_would_refuse_starts_nothing(what, started_nodes, tmp_path, capsys):
+    options, arguments, sentence = REFUSED[what]
+    folder = ["--folder", str(tmp_path / "f")]
+    assert main(["federation", "run", written(tmp_path, **options), *arguments, *folder]) == 1
+    assert sentence in capsys.readouterr().err
+    assert started_nodes == []
+    assert not (tmp_path / "f").exists()
+
+
+def test_nor_do_files_whose_columns_differ(started_nodes, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("age,ill\n1,0\n2,1\n")
+    (tmp_path / "b.csv").write_text("dose,ill\n1,0\n2,1\n")
+    (tmp_path / "e.toml").write_text(TEXT)
+    files = [f"--csv={name}={tmp_path / name}.csv" for name in ("a", "b")]
+    assert main(["federation", "run", str(tmp_path / "e.toml"), *files, "--folder", str(tmp_path / "f")]) == 1
+    assert "columns must be the same at every node" in capsys.readouterr().err
+    assert started_nodes == []
+
+
+#: What each example needs to be told: how many nodes, where they are many or the file does not say it.
+EXAMPLES = {
+    **{name: ["--nodes", "20"] for name in ("breast_cancer", "breast_cancer_admm", "breast_cancer_fedavg")},
+    **dict.fromkeys(("constrained", "federation", "private", "vertical"), ()),
+    "hospitals": ["--nodes", "6"],
+    "adult": ["--nodes", "50"],
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_can_be_federated(name, started_nodes, tmp_path, capsys):
+    """Up to its first round."""
+    shutil.copytree(DOCS.parent / "examples", tmp_path / "examples")
+    if name == "hospitals":
+        subprocess.run([sys.executable, str(tmp_path / "examples" / "hospitals.py")], check=True)
+    file = str(tmp_path / "examples" / f"{name}.toml")
+    assert main(["federation", "run", file, *EXAMPLES[name], "--folder", str(tmp_path / "f")]) == 1
+    assert "started." in capsys.readouterr().err
+    clients = {"constrained": 10, "federation": 4, "private": 8, "vertical": 3, "hospitals": 6, "adult": 50}
+    assert len(started_nodes) == clients.get(name, 20)
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
