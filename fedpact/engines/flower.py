@@ -175,12 +175,15 @@ class FlowerEngine:
         hint = "An upload that comes late has no masks to be added under."
         require(not (self.secure and self.late == "use"), "late", '"drop" with secure = true', self.late, hint=hint)
 
-    def over(self, link: Link, sums: Sums | None = None) -> FlowerEngine:
-        """The engine with a link to its nodes, and with what makes its sums if it is secure."""
+    def over(self, link: Link, sums: Sums | None = None, begun: Mapping[int, Message] | None = None) -> FlowerEngine:
+        """The engine with a link to its nodes, and with what makes its sums if it is secure.
+
+        `begun` is what each node was told of the run: who has lost its disk is told again.
+        """
         hint = "Masked sums are for data split by rows."
         require(sums is not None or not self.secure, "secure", "false here", self.secure, hint=hint)
         self._running.clear()
-        self._running.update(link=link, sums=sums if self.secure else None, durable=[], out=set())
+        self._running.update(link=link, sums=sums if self.secure else None, durable=[], out=set(), begun=[begun or {}])
         return self
 
     @property
@@ -237,6 +240,7 @@ class FlowerEngine:
         sent = _arrays((w0, jax.random.key_data(root)))
         everyone = range(data.clients)
         questions = {i: Message("join", {"client": i, "clients": data.clients}, sent) for i in everyone}
+        self._running["begun"] = [self._running["begun"][0], questions]
         sums = self._running["sums"]
         summed = [False] * len(leaves) if sums is None else sums.summed(hello)
         if sums is not None:
@@ -402,6 +406,12 @@ class FlowerEngine:
             except InvalidArgument as refused:
                 raise ClientError(f"join: {self.name(i)}: {refused}") from None
         return masked.total(len(answers))[0]
+
+    def remind(self, clients: Sequence[int]) -> None:
+        """With their next question tell these of the run again, and of where it started."""
+        for told in self._running["begun"]:
+            again = {i: told[i]._replace(values={**told[i].values, "again": True}) for i in clients if i in told}
+            self.link.tell(again)
 
     def _told_of(self, clients: Away, client: int, t: int) -> dict[str, Any]:
         """What a node is told of its own state: the version to go on from, and those it must keep for a resume."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpact.core.errors import ClientError, InvalidArgument
-from fedpact.core.wire import Message, Refused, checked, usable
+from fedpact.core.wire import ANEW, Message, Refused, checked, usable
 
 if TYPE_CHECKING:
     from fedpact.engines.flower import Away, FlowerEngine, Sum
@@ -78,6 +78,7 @@ class Round:
             least = min(enough, len(questions))
             suffice = lambda answers: sum(self._counts(i, one) for i, one in answers.items()) >= least
             answers = link.ask(questions, engine.deadline, suffice, engine.patience)
+            answers = self._reminded(questions, answers)
             for i in questions:
                 if i not in answers:
                     log.warning("round %d, %s: no answer by the deadline; left out", self.t, engine.name(i))
@@ -102,6 +103,19 @@ class Round:
                 f"round {self.t}: at least {enough} of {drawn} clients must answer, got {fine}. "
                 f"{told + '. ' if told else ''}Start the missing nodes and resume, or lower the quorum."
             )
+
+    def _reminded(self, questions: dict[int, Message], answers: dict[int, Any]) -> dict[int, Any]:
+        """The answers; those of nodes that have forgotten the run as they are once they were told of it again."""
+        engine, link = self.engine, self.sum or self.engine.link
+        lost = {i: questions[i] for i, answer in answers.items() if _why(answer) == ANEW}
+        if not lost:
+            return answers
+        for i in lost:
+            sentence = answers[i].values.get("sentence", "")
+            log.warning("round %d, %s: %s It is told of the run again.", self.t, engine.name(i), sentence)
+        engine.remind(list(lost))
+        rest = {i: answer for i, answer in answers.items() if i not in lost}
+        return rest | link.ask(lost, engine.deadline, len(lost), engine.deadline)
 
     def _enough(self, drawn: int) -> int:
         """How many must answer, and stay in a masked sum."""
@@ -128,7 +142,7 @@ class Round:
 
     def _lost(self, i: int, answer: Any) -> bool:
         """Whether the node has not the state the server knows it by; what becomes of it is the rule's."""
-        if isinstance(answer, Refused) or answer.kind != "error" or answer.values.get("why") != "state":
+        if _why(answer) != "state":
             return False
         engine, name = self.engine, self.engine.name(i)
         sentence = answer.values.get("sentence", "")
@@ -214,6 +228,11 @@ class Round:
                     self.dropped.append((i, sentence))
                 del self.came[i]
         return fine
+
+
+def _why(answer: Any) -> Any:
+    """What an error answer calls its reason; None of any other."""
+    return answer.values.get("why") if isinstance(answer, Message) and answer.kind == "error" else None
 
 
 def after_time(answer: Any, why: str = "") -> str:
