@@ -14,8 +14,9 @@ version, one that is not finite or longer than `largest` is refused and named, a
 
 `late` says what becomes of answers after the deadline: "drop", or "use" in the next round that the node is not asked
 in. `stale` says what becomes of a node that has lost the state the server knows it by: "refuse" leaves it out,
-"restart" gives it the state of one that joins. Every decision is a line of the log, a number of the history, and an
-event: a line of the run's events.jsonl, with who and why.
+"restart" gives it the state of one that joins; so it is, whatever the rule, where states carry nothing from round to
+round. Every decision is a line of the log, a number of the history, and an event: a line of the run's events.jsonl,
+with who and why.
 
 With `secure` uploads and telemetry stay with the nodes, and what comes is their sum under masks: `Sums`, which are
 passed in with the link. Who drops out on the way is left out as one who is late. `largest` and finiteness are then
@@ -36,6 +37,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedpact.core.contract import Batch, Cohort, Stepped, Streamed
 from fedpact.core.errors import ClientError, InvalidArgument, is_number, require, require_flags, require_one_of
@@ -270,10 +272,11 @@ class FlowerEngine:
     ) -> Stepped:
         """f(shared, batch, state) at the nodes of the cohort."""
         msg, t = shared[0], int(shared[1])
-        _, upload, notes = jax.eval_shape(f, (_sent(msg), t, shared[2]), data.first, clients.make(0))
+        given = (_sent(msg), t, shared[2]), data.first, clients.make(0)
+        _, upload, notes = jax.eval_shape(f, *given)
         ids = [int(i) for i in np.flatnonzero(np.asarray(cohort.mask))]
         asked = [i for i in ids if i not in self._running["out"]]
-        round_ = Round(self, clients, upload, notes, t, self._sum("step", t, asked, upload))
+        round_ = Round(self, clients, upload, notes, t, self._sum("step", t, asked, upload), lambda: carries(f, *given))
         round_.late(set(asked))
         round_.ask(asked, _arrays(msg), len(ids))
         sound = round_.sound()
@@ -460,6 +463,16 @@ def _answers(message: Message, question: Message, who: str) -> None:
         raise Refused(f"answer of {who} must be of round {asked['round']}, got one of round {told.get('round')!r}.")
     if told.get("version") != asked["version"]:
         raise Refused(f"answer of {who} must be of version {asked['version']}, got {told.get('version')!r}.")
+
+
+def carries(f: Callable[..., Any], shared: Any, batch: Batch, state: Any) -> bool:
+    """Whether anything that a step changes in a client's state enters an upload: else it is as `join` has made it."""
+    program, count = jax.make_jaxpr(f)(shared, batch, state).jaxpr, len(jax.tree.leaves(state))
+    came, left = program.invars[len(program.invars) - count :], program.outvars[:count]
+    changed = [a is not b for a, b in zip(came, left, strict=True)]
+    needed = [not one for one in changed] + [True] * (len(program.outvars) - count)
+    _, used = dce_jaxpr(program, needed)
+    return any(one and enters for one, enters in zip(changed, used[len(used) - count :], strict=True))
 
 
 class Remote:

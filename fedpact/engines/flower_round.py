@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -31,8 +31,16 @@ class Round:
     """One round's questions and what came of them."""
 
     def __init__(
-        self, engine: FlowerEngine, clients: Away, upload: Any, notes: Any, t: int, sum_: Sum | None = None
+        self,
+        engine: FlowerEngine,
+        clients: Away,
+        upload: Any,
+        notes: Any,
+        t: int,
+        sum_: Sum | None = None,
+        carries: Callable[[], bool] = lambda: True,
     ) -> None:
+        self.carries = carries  # whether states have anything of the rounds before
         self.engine, self.clients, self.t, self.sum = engine, clients, t, sum_
         self.shapes, self.tree = jax.tree.flatten(upload)
         self.note_shapes, self.note_tree = jax.tree.flatten(notes)
@@ -146,7 +154,7 @@ class Round:
             return False
         engine, name = self.engine, self.engine.name(i)
         sentence = answer.values.get("sentence", "")
-        if engine.stale == "restart":
+        if engine.stale == "restart" or not self.carries():
             log.warning("round %d, %s: %s It starts again from the state of one that joins.", self.t, name, sentence)
             self.fresh[i] = sentence
             return True

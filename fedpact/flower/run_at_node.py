@@ -127,8 +127,8 @@ class RunAtNode:
         own, said = int(node.own.sizes[0]), description.sizes[at]
         if sources.mark_of(node.own, node.key) not in description.marks[at]:
             raise InvalidArgument(
-                f"rows of node {node.name!r} must be those the run began with, got others. Put them back, and the node.key "
-                "by which they are known, or start a new run."
+                f"rows of node {node.name!r} must be those the run began with, got others. Put them back, and the "
+                "node.key by which they are known, or start a new run."
             )
         if said != (own,):
             raise Refused(

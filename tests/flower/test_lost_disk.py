@@ -19,7 +19,7 @@ from fedpact.run import Run
 
 RESTART = {"quorum": 0.5, "stale": "restart"}
 LOST = "state of node '2' must be of version 2, got none."
-ANOTHER = "rows of node '2' must be those the run began with, got others. Put them back, and the node.key"
+ANOTHER = "rows of node '2' must be those the run began with, got others. Put them back, and the node.key by which"
 
 
 @pytest.fixture(autouse=True)
@@ -61,11 +61,7 @@ def events(folder):
 def forgotten_state(place):
     """The same loss of the states alone, of which the node can tell by itself."""
 
-    def harm(folder):
-        for path in [*folder.glob("run-*/000002-*.bin"), *folder.glob("run-*/answer.bin")]:
-            path.unlink()
-
-    return losing(place, 2, harm)
+    return losing(place, 2, without("run-*/000002-*.bin", "run-*/answer.bin"))
 
 
 def test_a_node_whose_disk_was_lost_begins_as_one_that_joins(tmp_path, caplog):
@@ -105,10 +101,10 @@ def torn(name):
     return harm
 
 
-def without(name):
+def without(*names):
     def harm(folder):
-        (path,) = folder.glob(name)
-        path.unlink()
+        for path in [path for name in names for path in folder.glob(name)]:
+            path.unlink()
 
     return harm
 
@@ -155,6 +151,20 @@ def test_too_few_without_it_end_the_run_which_names_it(tmp_path):
         ClientError, match=r"round 2: at least 4 of 4 clients must answer, got 3\. client 2 \(2\): state"
     ):
         federated("fedadmm", tmp_path, losing(tmp_path, 2, emptied))
+
+
+# States that carry nothing
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedsgd", "local_sgd", "sfedavg"])
+@pytest.mark.parametrize("harm", [emptied, without("run-*/000002-*.bin")])
+def test_where_a_state_carries_nothing_there_is_nothing_to_be_stale(name, harm, tmp_path):
+    """Whatever `stale` says: as it joined it is as it was."""
+    asked = {"name": "sfedavg", "scale": 0.3} if name == "sfedavg" else name
+    run = federated(asked, tmp_path, losing(tmp_path, 2, harm), tmp_path / "run", rounds=4)
+    same_history(run, simulated(asked, rounds=4), 1e-12)
+    assert run.history.column("restarted").tolist() == [0, 0, 0, 1, 0]
+    assert [event["what"] for event in events(tmp_path / "run")] == ["restarted"]
 
 
 # Masked sums
