@@ -146,7 +146,7 @@ class FlowerEngine:
     compiled, eager, first_block = False, False, 1
     remote = True  # the rows are not here
     every_round = True  # a checkpoint after each: what nodes have released is not asked for again but in that one
-    told = ("missing", "refused_uploads", "late", "late_dropped", "restarted")
+    told = ("missing", "refused_uploads", "late", "late_dropped", "restarted", "rolled_back")
     #: What may change when a run is resumed.
     loose = ("deadline", "quorum", "patience", "late", "stale", "largest", "notes")
     _running: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -48,6 +48,7 @@ class Round:
         self.refused: dict[int, str] = {}
         self.used: dict[int, str] = {}  # who is in `came` with the upload of an earlier round
         self.dropped: list[tuple[int, str]] = []  # late uploads that are not
+        self.back: dict[int, str] = {}  # who went back to the version that counts, and from which
         self.fresh: dict[int, str] = {}  # who was asked to start again from the state of one that joins, and why
 
     def late(self, asked: set[int]) -> None:
@@ -74,6 +75,7 @@ class Round:
             "late": list(self.used.items()),
             "late_dropped": self.dropped,
             "restarted": [(i, why) for i, why in self.fresh.items() if i in on_time],
+            "rolled_back": [(i, why) for i, why in self.back.items() if i in on_time],
         }
 
     def ask(self, ids: Sequence[int], sent: Sequence[np.ndarray], drawn: int) -> None:
@@ -178,7 +180,16 @@ class Round:
             return False
         if late:
             log.warning("round %d, %s: a late upload was used", self.t, engine.name(i))
+        else:
+            self._note_back(i, message.values)
         return True
+
+    def _note_back(self, i: int, told: Mapping[str, Any]) -> None:
+        """Who had gone on from the version that the server counts says from where it went back."""
+        based, had = told["based"], told.get("back")
+        if isinstance(had, int) and had > based:
+            self.back[i] = f"its state went back to version {based}, which the server counts, from {had}"
+            log.warning("round %d, %s: %s", self.t, self.engine.name(i), self.back[i])
 
     def _counts(self, i: int, answer: Any) -> bool:
         """Whether an answer is one that the round can go on with: a wrong one does not make the quorum."""

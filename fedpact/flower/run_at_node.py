@@ -199,15 +199,18 @@ class RunAtNode:
         """The versions on the disk."""
         return sorted(int(p.stem.split("-")[1]) for p in self.folder.glob(f"{self.client:06d}-*.bin"))
 
-    def _say_if_back(self, t: int, version: int, kept: Path) -> None:
-        """Tell of a question that goes on from before the last answer; later versions may be of rounds undone then."""
+    def _back(self, t: int, version: int, kept: Path) -> dict[str, int]:
+        """Tell of a question that goes on from before the last answer, and of which version that left; later versions
+        may be of rounds undone then."""
         newest = max(self._held(), default=0)
         if newest <= version or not kept.is_file():
-            return
+            return {}
         had = unpack(kept.read_bytes().partition(b"\n")[2], "step").values["version"]
-        if had > version:
-            told = "run %s, round %d, node %r: the state goes back to version %d, which the server counts, from %d"
-            log.warning(told, self.rules.run, t, self.node.name, version, had)
+        if had <= version:
+            return {}
+        told = "run %s, round %d, node %r: the state goes back to version %d, which the server counts, from %d"
+        log.warning(told, self.rules.run, t, self.node.name, version, had)
+        return {"back": had}
 
     def _digest_of(self, path: Path) -> str | None:
         """What the server knows a state by; in a secure run keyed, so that it cannot try what the state might be."""
@@ -238,14 +241,14 @@ class RunAtNode:
         self._mine(values)
         t, version = int(values["round"]), int(values["version"])
         state = self._state(version, str(values["digest"]))
-        self._say_if_back(t, version, kept)
+        back = self._back(t, version, kept)
         if self.private is not None:
             self._spend(t, question, bool(values.get("fresh")))
         msg = self._broadcast(message)
         new, upload, notes = jax.device_get(self._step((msg, jnp.asarray(t), self._root()), self.batch, state))
         self._store().put({self.client: new}, t + 1)
         digest = self._digest_of(self.folder / _name(self.client, t + 1))
-        told = {"client": self.client, "round": t, "based": version, "version": t + 1, "digest": digest}
+        told = {"client": self.client, "round": t, "based": version, "version": t + 1, "digest": digest, **back}
         noted = bool(values.get("notes")) and self.private is None
         own = _arrays(upload)
         arrays = own + (_arrays(notes) if noted else [])
