@@ -33,7 +33,7 @@ PLAIN = 'engine = { name = "flower", notes = true, patience = 600 }'
 ROUNDS = 2
 SUMS = [("measure", 0), *((purpose, t + k) for t in range(ROUNDS) for k, purpose in enumerate(("step", "measure")))]
 #: Columns of the history that are a clock's, or notes, which stay with the nodes.
-ASIDE = ("seconds", "local_seconds", "gradients", "epochs", "train_loss", "accuracy_met")
+ASIDE = ("seconds", "local_seconds", "rolled_back", "gradients", "epochs", "train_loss", "accuracy_met")
 #: Too few are left of a and c in the first round, and all are asked again; without b the second goes on.
 PLAN = {"a": [["step", 0, "mask_words"]], "c": [["step", 0, "mask_words"]], "b": [["step", 1, "mask_words"]]}
 

@@ -14,8 +14,9 @@ version, one that is not finite or longer than `largest` is refused and named, a
 
 `late` says what becomes of answers after the deadline: "drop", or "use" in the next round that the node is not asked
 in. `stale` says what becomes of a node that has lost the state the server knows it by: "refuse" leaves it out,
-"restart" gives it the state of one that joins. Every decision is a line of the log, a number of the history, and an
-event: a line of the run's events.jsonl, with who and why.
+"restart" gives it the state of one that joins; so it is, whatever the rule, where states carry nothing from round to
+round. Every decision is a line of the log, a number of the history, and an event: a line of the run's events.jsonl,
+with who and why.
 
 With `secure` uploads and telemetry stay with the nodes, and what comes is their sum under masks: `Sums`, which are
 passed in with the link. Who drops out on the way is left out as one who is late. `largest` and finiteness are then
@@ -36,6 +37,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedpact.core.contract import Batch, Cohort, Stepped, Streamed
 from fedpact.core.errors import ClientError, InvalidArgument, is_number, require, require_flags, require_one_of
@@ -144,7 +146,7 @@ class FlowerEngine:
     compiled, eager, first_block = False, False, 1
     remote = True  # the rows are not here
     every_round = True  # a checkpoint after each: what nodes have released is not asked for again but in that one
-    told = ("missing", "refused_uploads", "late", "late_dropped", "restarted")
+    told = ("missing", "refused_uploads", "late", "late_dropped", "restarted", "rolled_back")
     #: What may change when a run is resumed.
     loose = ("deadline", "quorum", "patience", "late", "stale", "largest", "notes")
     _running: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -175,12 +177,15 @@ class FlowerEngine:
         hint = "An upload that comes late has no masks to be added under."
         require(not (self.secure and self.late == "use"), "late", '"drop" with secure = true', self.late, hint=hint)
 
-    def over(self, link: Link, sums: Sums | None = None) -> FlowerEngine:
-        """The engine with a link to its nodes, and with what makes its sums if it is secure."""
+    def over(self, link: Link, sums: Sums | None = None, begun: Mapping[int, Message] | None = None) -> FlowerEngine:
+        """The engine with a link to its nodes, and with what makes its sums if it is secure.
+
+        `begun` is what each node was told of the run: who has lost its disk is told again.
+        """
         hint = "Masked sums are for data split by rows."
         require(sums is not None or not self.secure, "secure", "false here", self.secure, hint=hint)
         self._running.clear()
-        self._running.update(link=link, sums=sums if self.secure else None, durable=[], out=set())
+        self._running.update(link=link, sums=sums if self.secure else None, durable=[], out=set(), begun=[begun or {}])
         return self
 
     @property
@@ -237,6 +242,7 @@ class FlowerEngine:
         sent = _arrays((w0, jax.random.key_data(root)))
         everyone = range(data.clients)
         questions = {i: Message("join", {"client": i, "clients": data.clients}, sent) for i in everyone}
+        self._running["begun"] = [self._running["begun"][0], questions]
         sums = self._running["sums"]
         summed = [False] * len(leaves) if sums is None else sums.summed(hello)
         if sums is not None:
@@ -266,10 +272,11 @@ class FlowerEngine:
     ) -> Stepped:
         """f(shared, batch, state) at the nodes of the cohort."""
         msg, t = shared[0], int(shared[1])
-        _, upload, notes = jax.eval_shape(f, (_sent(msg), t, shared[2]), data.first, clients.make(0))
+        given = (_sent(msg), t, shared[2]), data.first, clients.make(0)
+        _, upload, notes = jax.eval_shape(f, *given)
         ids = [int(i) for i in np.flatnonzero(np.asarray(cohort.mask))]
         asked = [i for i in ids if i not in self._running["out"]]
-        round_ = Round(self, clients, upload, notes, t, self._sum("step", t, asked, upload))
+        round_ = Round(self, clients, upload, notes, t, self._sum("step", t, asked, upload), lambda: carries(f, *given))
         round_.late(set(asked))
         round_.ask(asked, _arrays(msg), len(ids))
         sound = round_.sound()
@@ -403,6 +410,12 @@ class FlowerEngine:
                 raise ClientError(f"join: {self.name(i)}: {refused}") from None
         return masked.total(len(answers))[0]
 
+    def remind(self, clients: Sequence[int]) -> None:
+        """With their next question tell these of the run again, and of where it started."""
+        for told in self._running["begun"]:
+            again = {i: told[i]._replace(values={**told[i].values, "again": True}) for i in clients if i in told}
+            self.link.tell(again)
+
     def _told_of(self, clients: Away, client: int, t: int) -> dict[str, Any]:
         """What a node is told of its own state: the version to go on from, and those it must keep for a resume."""
         version = clients.versions.get(client, 0)
@@ -450,6 +463,16 @@ def _answers(message: Message, question: Message, who: str) -> None:
         raise Refused(f"answer of {who} must be of round {asked['round']}, got one of round {told.get('round')!r}.")
     if told.get("version") != asked["version"]:
         raise Refused(f"answer of {who} must be of version {asked['version']}, got {told.get('version')!r}.")
+
+
+def carries(f: Callable[..., Any], shared: Any, batch: Batch, state: Any) -> bool:
+    """Whether anything that a step changes in a client's state enters an upload: else it is as `join` has made it."""
+    program, count = jax.make_jaxpr(f)(shared, batch, state).jaxpr, len(jax.tree.leaves(state))
+    came, left = program.invars[len(program.invars) - count :], program.outvars[:count]
+    changed = [a is not b for a, b in zip(came, left, strict=True)]
+    needed = [not one for one in changed] + [True] * (len(program.outvars) - count)
+    _, used = dce_jaxpr(program, needed)
+    return any(one and enters for one, enters in zip(changed, used[len(used) - count :], strict=True))
 
 
 class Remote:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpact.core.errors import ClientError, InvalidArgument
-from fedpact.core.wire import Message, Refused, checked, usable
+from fedpact.core.wire import ANEW, Message, Refused, checked, usable
 
 if TYPE_CHECKING:
     from fedpact.engines.flower import Away, FlowerEngine, Sum
@@ -31,8 +31,16 @@ class Round:
     """One round's questions and what came of them."""
 
     def __init__(
-        self, engine: FlowerEngine, clients: Away, upload: Any, notes: Any, t: int, sum_: Sum | None = None
+        self,
+        engine: FlowerEngine,
+        clients: Away,
+        upload: Any,
+        notes: Any,
+        t: int,
+        sum_: Sum | None = None,
+        carries: Callable[[], bool] = lambda: True,
     ) -> None:
+        self.carries = carries  # whether states have anything of the rounds before
         self.engine, self.clients, self.t, self.sum = engine, clients, t, sum_
         self.shapes, self.tree = jax.tree.flatten(upload)
         self.note_shapes, self.note_tree = jax.tree.flatten(notes)
@@ -40,6 +48,7 @@ class Round:
         self.refused: dict[int, str] = {}
         self.used: dict[int, str] = {}  # who is in `came` with the upload of an earlier round
         self.dropped: list[tuple[int, str]] = []  # late uploads that are not
+        self.back: dict[int, str] = {}  # who went back to the version that counts, and from which
         self.fresh: dict[int, str] = {}  # who was asked to start again from the state of one that joins, and why
 
     def late(self, asked: set[int]) -> None:
@@ -66,6 +75,7 @@ class Round:
             "late": list(self.used.items()),
             "late_dropped": self.dropped,
             "restarted": [(i, why) for i, why in self.fresh.items() if i in on_time],
+            "rolled_back": [(i, why) for i, why in self.back.items() if i in on_time],
         }
 
     def ask(self, ids: Sequence[int], sent: Sequence[np.ndarray], drawn: int) -> None:
@@ -78,6 +88,7 @@ class Round:
             least = min(enough, len(questions))
             suffice = lambda answers: sum(self._counts(i, one) for i, one in answers.items()) >= least
             answers = link.ask(questions, engine.deadline, suffice, engine.patience)
+            answers = self._reminded(questions, answers)
             for i in questions:
                 if i not in answers:
                     log.warning("round %d, %s: no answer by the deadline; left out", self.t, engine.name(i))
@@ -102,6 +113,19 @@ class Round:
                 f"round {self.t}: at least {enough} of {drawn} clients must answer, got {fine}. "
                 f"{told.rstrip('.') + '. ' if told else ''}{self._advice(ids, drawn)}"
             )
+
+    def _reminded(self, questions: dict[int, Message], answers: dict[int, Any]) -> dict[int, Any]:
+        """The answers; those of nodes that have forgotten the run as they are once they were told of it again."""
+        engine, link = self.engine, self.sum or self.engine.link
+        lost = {i: questions[i] for i, answer in answers.items() if _why(answer) == ANEW}
+        if not lost:
+            return answers
+        for i in lost:
+            sentence = answers[i].values.get("sentence", "")
+            log.warning("round %d, %s: %s It is told of the run again.", self.t, engine.name(i), sentence)
+        engine.remind(list(lost))
+        rest = {i: answer for i, answer in answers.items() if i not in lost}
+        return rest | link.ask(lost, engine.deadline, len(lost), engine.deadline)
 
     def _advice(self, ids: Sequence[int], drawn: int) -> str:
         """What brings a round about that too few of those asked have answered."""
@@ -146,11 +170,11 @@ class Round:
 
     def _lost(self, i: int, answer: Any) -> bool:
         """Whether the node has not the state the server knows it by; what becomes of it is the rule's."""
-        if isinstance(answer, Refused) or answer.kind != "error" or answer.values.get("why") != "state":
+        if _why(answer) != "state":
             return False
         engine, name = self.engine, self.engine.name(i)
         sentence = answer.values.get("sentence", "")
-        if engine.stale == "restart":
+        if engine.stale == "restart" or not self.carries():
             log.warning("round %d, %s: %s It starts again from the state of one that joins.", self.t, name, sentence)
             self.fresh[i] = sentence
             return True
@@ -174,7 +198,16 @@ class Round:
             return False
         if late:
             log.warning("round %d, %s: a late upload was used", self.t, engine.name(i))
+        else:
+            self._note_back(i, message.values)
         return True
+
+    def _note_back(self, i: int, told: Mapping[str, Any]) -> None:
+        """Who had gone on from the version that the server counts says from where it went back."""
+        based, had = told["based"], told.get("back")
+        if isinstance(had, int) and had > based:
+            self.back[i] = f"its state went back to version {based}, which the server counts, from {had}"
+            log.warning("round %d, %s: %s", self.t, self.engine.name(i), self.back[i])
 
     def _counts(self, i: int, answer: Any) -> bool:
         """Whether an answer is one that the round can go on with: a wrong one does not make the quorum."""
@@ -232,6 +265,11 @@ class Round:
                     self.dropped.append((i, sentence))
                 del self.came[i]
         return fine
+
+
+def _why(answer: Any) -> Any:
+    """What an error answer calls its reason; None of any other."""
+    return answer.values.get("why") if isinstance(answer, Message) and answer.kind == "error" else None
 
 
 def after_time(answer: Any, why: str = "") -> str:

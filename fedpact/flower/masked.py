@@ -36,7 +36,7 @@ import numpy as np
 
 from fedpact.core.errors import ClientError, InvalidArgument, StartedAgain, require
 from fedpact.core.files import write_atomic
-from fedpact.core.wire import Enough, Forgotten, Message, Refused, usable
+from fedpact.core.wire import ANEW, Enough, Forgotten, Message, Refused, usable
 from fedpact.flower.coding import CODINGS, Digits, Fixed, check_summable, flat, only_summed, size_of, unflat
 from fedpact.secure import Client, Server, Terms, Total, WrongShare, primitives
 from fedpact.secure.messages import Inbox, Keys, Masked, Request, Reveal, Roster, Shares
@@ -188,7 +188,8 @@ class Sum:
             self._waits = (deadline, enough, patience)
         self._questions |= questions
         why = [a.values.get("why") for a in answers.values() if isinstance(a, Message) and a.kind == "error"]
-        if self._ahead and first and {"keys", "state"} & set(why):
+        lost = {"keys", "state"} if self.purpose in BEFORE else {"keys", "state", ANEW}
+        if self._ahead and first and lost & set(why):
             log.info("round %d, %s: a node was started again; everyone is asked for new keys", self.t, self.purpose)
             self._begin(ahead=False)
             answers = self._sums.link.ask(invite(), deadline, enough, patience)

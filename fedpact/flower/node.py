@@ -28,7 +28,7 @@ from fedpact.flower import sources
 from fedpact.flower.joined import Joined
 from fedpact.flower.masked import KeysLost, Rules, Summands, rules_of
 from fedpact.flower.resident import BESIDE, ITS
-from fedpact.flower.run_at_node import RunAtNode, StateLost, identity
+from fedpact.flower.run_at_node import RunAtNode, StateLost, identity, read_rows_again
 from fedpact.flower.signed import PUBLIC, Signer
 from fedpact.flower.vertical import PartyAtNode, coded
 from fedpact.flower.words import words_of
@@ -208,7 +208,14 @@ class Node:
         return Message("coded", {"rows": size, "blank": blank, "mark": sources.mark_of(own, self.key)}).pack()
 
     def on_prepare(self, message: Message) -> bytes:
-        """The whole experiment: make it, check it with the own rows, and be ready for its rounds."""
+        """The whole experiment: make it, check it with the own rows, and be ready for its rounds.
+
+        Told `again`, in a round, it goes on from what the others have: a node that lost its disk agrees on nothing.
+        """
+        if message.values.get("again"):
+            if self.at.run is not None:
+                return Message("prepare", {}).pack()
+            read_rows_again(self, message)
         if self.at.own is None:
             raise Forgotten(
                 "question must come after the rows were coded, got one before it. The node was started again."

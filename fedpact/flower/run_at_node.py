@@ -108,16 +108,15 @@ class RunAtNode:
                 "question must come after the node was prepared, got one before it. The node was started again."
             )
         folder = sources.run_folder(node.folder, run_name)
-        told = unpack((folder / "prepare.bin").read_bytes(), "prepare")
+        told = _kept(folder, "prepare")
+        if told is None:
+            raise Forgotten("prepare.bin of the run must be whole, got none that is. The node's disk was lost.")
         if "layout" in told.values["description"]:
             return PartyAtNode.again(node, told, folder)
-        source = sources.own_source(node.config, told.values["experiment"])
-        source.client = int(told.values["client"])
-        description = Description.from_dict(told.values["description"])
-        node.at.source, node.at.own = source, source.federation(description.schema, node.name)
+        read_rows_again(node, told)
         run = cls(node, told)
-        if (folder / "join.bin").is_file():
-            run._joined(unpack((folder / "join.bin").read_bytes(), "join"))
+        if (joined := _kept(folder, "join")) is not None:
+            run._joined(joined)
         return run
 
     # The start
@@ -128,8 +127,8 @@ class RunAtNode:
         own, said = int(node.own.sizes[0]), description.sizes[at]
         if sources.mark_of(node.own, node.key) not in description.marks[at]:
             raise InvalidArgument(
-                f"rows of node {node.name!r} must be those the run began with, got others. Put them back, or start a "
-                "new run."
+                f"rows of node {node.name!r} must be those the run began with, got others. Put them back, and the "
+                "node.key by which they are known, or start a new run."
             )
         if said != (own,):
             raise Refused(
@@ -146,9 +145,11 @@ class RunAtNode:
         self.state_shape, _ = jax.eval_shape(self._join, self.shared, self.batch)
 
     def join(self, message: Message) -> bytes:
-        """The hello, and what states begin as."""
+        """The hello, and what states begin as. Told `again`, in a round, the hello is not needed."""
         self._joined(message)
         write_atomic(self.folder / "join.bin", message.pack())
+        if message.values.get("again"):
+            return Message("join", {"client": self.client}).pack()
         _, hello = self._join(self._begin(), self.batch)
         arrays, told = _arrays(hello), {"client": self.client}
         w0, init = self.shared[0], self.loop.algorithm.init
@@ -165,7 +166,7 @@ class RunAtNode:
 
     def _begin(self) -> Any:
         if self.joined is None:
-            raise Refused("question must come after the join, got one before it. Start the run again.")
+            raise Forgotten("question must come after the join, got one before it. The node was started again.")
         return self.shared
 
     # States
@@ -175,6 +176,7 @@ class RunAtNode:
 
     def _state(self, version: int, digest: str) -> Any:
         """The state in this version, if it is the one that the server knows by this digest."""
+        self._begin()  # a node that has forgotten it says so before it says what it holds
         store = self._store()
         if version == 0:
             return jax.tree.map(np.asarray, store.make(self.client))
@@ -197,15 +199,18 @@ class RunAtNode:
         """The versions on the disk."""
         return sorted(int(p.stem.split("-")[1]) for p in self.folder.glob(f"{self.client:06d}-*.bin"))
 
-    def _say_if_back(self, t: int, version: int, kept: Path) -> None:
-        """Tell of a question that goes on from before the last answer; later versions may be of rounds undone then."""
+    def _back(self, t: int, version: int, kept: Path) -> dict[str, int]:
+        """Tell of a question that goes on from before the last answer, and of which version that left; later versions
+        may be of rounds undone then."""
         newest = max(self._held(), default=0)
         if newest <= version or not kept.is_file():
-            return
+            return {}
         had = unpack(kept.read_bytes().partition(b"\n")[2], "step").values["version"]
-        if had > version:
-            told = "run %s, round %d, node %r: the state goes back to version %d, which the server counts, from %d"
-            log.warning(told, self.rules.run, t, self.node.name, version, had)
+        if had <= version:
+            return {}
+        told = "run %s, round %d, node %r: the state goes back to version %d, which the server counts, from %d"
+        log.warning(told, self.rules.run, t, self.node.name, version, had)
+        return {"back": had}
 
     def _digest_of(self, path: Path) -> str | None:
         """What the server knows a state by; in a secure run keyed, so that it cannot try what the state might be."""
@@ -236,14 +241,14 @@ class RunAtNode:
         self._mine(values)
         t, version = int(values["round"]), int(values["version"])
         state = self._state(version, str(values["digest"]))
-        self._say_if_back(t, version, kept)
+        back = self._back(t, version, kept)
         if self.private is not None:
-            self._spend(t, question)
+            self._spend(t, question, bool(values.get("fresh")))
         msg = self._broadcast(message)
         new, upload, notes = jax.device_get(self._step((msg, jnp.asarray(t), self._root()), self.batch, state))
         self._store().put({self.client: new}, t + 1)
         digest = self._digest_of(self.folder / _name(self.client, t + 1))
-        told = {"client": self.client, "round": t, "based": version, "version": t + 1, "digest": digest}
+        told = {"client": self.client, "round": t, "based": version, "version": t + 1, "digest": digest, **back}
         noted = bool(values.get("notes")) and self.private is None
         own = _arrays(upload)
         arrays = own + (_arrays(notes) if noted else [])
@@ -306,18 +311,24 @@ class RunAtNode:
             return Message("measure", told, _arrays(sums)).pack()
         return Message("measure", {**told, **self._put("measure", message, _arrays(sums))}).pack()
 
-    def _spend(self, t: int, question: str) -> None:
+    def _spend(self, t: int, question: str, fresh: bool) -> None:
         """Write into the node's own ledger what the answer to this question releases, if its own budget has room.
 
         The ledger is of all runs here. Noise is drawn anew for every answer, so each question is a release of its own,
         also of a round that had one: the next attempt. But one that is the ledger's last line and whose answer is not
-        kept was never answered, for the answer is written down before it leaves; it is spent.
+        kept was never answered, for the answer is written down before it leaves; it is spent. Who is asked to begin
+        `fresh` has released in this run: a ledger without a line of it is not the one that was written.
         """
         assert self.private is not None
         config, mark = self.node.config, f"{self.told.values['run']}-{question[:32]}"
         with Ledger(self.node.folder) as ledger:
             if ledger.releases and ledger.releases[-1].output == mark:
                 return
+            if fresh and not any(r.output.startswith(f"{self.told.values['run']}-") for r in ledger.releases):
+                raise Refused(
+                    f"ledger of node {self.node.name!r} must have what it released in this run, got nothing of it. Put "
+                    "ledger.jsonl and ledger.head back; nothing was released."
+                )
             (release,) = self.private.releases(t, np.asarray([self.client]), mark)
             before = [r for r in ledger.releases if (r.round, r.purpose) == (release.round, release.purpose)]
             release = replace(release, who=WHO, attempt=len(before))
@@ -340,6 +351,23 @@ class RunAtNode:
                 version = int(path.stem.split("-")[1])
                 if version < known and version not in keep:
                     path.unlink(missing_ok=True)
+
+
+def read_rows_again(node: Node, told: Message) -> None:
+    """The own rows, coded as everyone agreed before this was told."""
+    source = sources.own_source(node.config, told.values["experiment"])
+    source.client = int(told.values["client"])
+    description = Description.from_dict(told.values["description"])
+    node.at.source, node.at.own = source, source.federation(description.schema, node.name)
+
+
+def _kept(folder: Path, kind: str) -> Message | None:
+    """What was told at the start, if it is there and whole."""
+    path = folder / f"{kind}.bin"
+    try:
+        return unpack(path.read_bytes(), kind) if path.is_file() else None
+    except Refused:
+        return None
 
 
 def _batch(rows: tuple[Any, np.ndarray], client: int, dtype: Any) -> Batch:

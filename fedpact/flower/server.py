@@ -161,11 +161,12 @@ def prepare(
     place, digest = "" if folder is None else place_of(folder), experiment.digest()
     run = hashlib.sha256(json.dumps([place, digest]).encode()).hexdigest()[:16]
     whole = {"experiment": dict(values), "description": description.to_dict(), "run": run, "digest": digest}
-    link.tell({i: Message("prepare", {**whole, "client": i}) for i in range(len(link.names))})
+    begun = {i: Message("prepare", {**whole, "client": i}) for i in range(len(link.names))}
+    link.tell(begun)
     if isinstance(engine, PartiesEngine):
         engine.over(link)
     else:
-        engine.over(link, _sums(experiment, link, run) if engine.secure else None)
+        engine.over(link, _sums(experiment, link, run) if engine.secure else None, begun)
     return experiment, name
 
 

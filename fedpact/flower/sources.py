@@ -351,9 +351,13 @@ def _session_file(folder: Path, session: str) -> Path:
     return folder / KEPT / hashlib.sha256(session.encode()).hexdigest()[:32]
 
 
+def _is_run(run: Any) -> bool:
+    return isinstance(run, str) and re.fullmatch("[0-9a-f]{16}", run) is not None
+
+
 def run_folder(folder: Path, run: Any) -> Path:
     """Where a node keeps a run, by the name that the server gives it: digits of a hash, and no path."""
-    if not isinstance(run, str) or re.fullmatch("[0-9a-f]{16}", run) is None:
+    if not _is_run(run):
         raise Refused(f"run must be 16 digits of 0-9 and a-f, got {run!r}. Nothing was written.")
     return folder / f"run-{run}"
 
@@ -365,9 +369,10 @@ def remember(folder: Path, session: str, run: str) -> None:
 
 
 def remembered(folder: Path, session: str) -> str | None:
-    """Which run it is, after a crash."""
+    """Which run it is, after a crash; None where that is not there, or torn."""
     path = _session_file(folder, session)
-    return path.read_text() if path.is_file() else None
+    run = path.read_text(errors="replace") if path.is_file() else ""
+    return run if _is_run(run) else None
 
 
 def mark_of(federation: Federation | Columns, key: bytes) -> str:

@@ -34,6 +34,11 @@ def events(folder):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def but_back(folder):
+    """Events without those of nodes that went back, as every node does whose last answer did not count."""
+    return [event for event in events(folder) if event["what"] != "rolled_back"]
+
+
 def consistent(run, folder):
     """Every count of the history is so many lines of events, and there are no others but those it does not count."""
     told = Counter((event["round"], event["what"]) for event in events(folder))
@@ -55,7 +60,7 @@ def scrambled(i, question, answer):
 def test_every_count_has_its_names_and_reasons(tmp_path):
     run = federated("fedavg", tmp_path, Faulty(nodes(tmp_path), scrambled), tmp_path / "run", flower=QUORUM, rounds=4)
     consistent(run, tmp_path / "run")
-    assert events(tmp_path / "run") == [
+    assert but_back(tmp_path / "run") == [
         {"round": 2, "client": 2, "name": "2", "what": "missing", "why": "no answer by the deadline"},
         {"round": 2, "client": 3, "name": "3", "what": "missing", "why": "no answer by the deadline"},
         {"round": 3, "client": 0, "name": "0", "what": "refused_uploads", "why": "it is not finite."},
@@ -102,7 +107,7 @@ def test_a_late_upload_is_used_where_its_node_is_not_asked_and_else_dropped(roun
     consistent(run, tmp_path / "run")
     what, why = ("late", "") if len(rounds) == 2 else ("late_dropped", "; its node has another upload in this round")
     told = {"round": 2, "client": 2, "name": "2", "what": what, "why": f"upload of round 1{why}"}
-    assert events(tmp_path / "run")[1:] == [told]
+    assert but_back(tmp_path / "run")[1:] == [told]
 
 
 def test_a_node_keeps_the_state_of_an_answer_that_may_still_be_used(tmp_path):
@@ -163,10 +168,10 @@ def test_an_upload_that_comes_after_the_last_round_is_told_of(tmp_path, caplog):
     run = federated("fedavg", tmp_path, Faulty(nodes(tmp_path), slow), tmp_path / "run", flower=QUORUM, rounds=2)
     consistent(run, tmp_path / "run")
     last = {"round": 2, "client": 2, "name": "2", "what": "after_end", "why": "upload of round 2; the run had ended"}
-    assert events(tmp_path / "run")[-1] == last
+    assert but_back(tmp_path / "run")[-1] == last
     assert "after round 2, the last, client 2 (2): a late upload was dropped" in caplog.text
     federated("fedavg", tmp_path, run=tmp_path / "run", flower=QUORUM, rounds=3)
-    assert events(tmp_path / "run")[-1] == last
+    assert but_back(tmp_path / "run")[-1] == last
 
 
 def test_who_telemetry_is_without_is_named(tmp_path):
@@ -187,6 +192,16 @@ def test_who_the_last_row_is_without_is_named_where_it_is_measured_after_its_tim
         assert events(tmp_path / "run") == [{"round": row, **told} for row in (0, 2, 3)]
 
 
+def test_who_goes_back_to_the_state_that_counts_is_named(tmp_path):
+    """Its answer of round 1 was lost, and it had gone on."""
+    lost = lambda i, question, answer: None if i == 0 and step_of(question, 1) else answer
+    folder = tmp_path / "run"
+    run = federated("fedadmm", tmp_path, Faulty(nodes(tmp_path), lost), folder, flower=QUORUM, rounds=4)
+    consistent(run, folder)
+    why = "its state went back to version 1, which the server counts, from 2"
+    assert events(folder)[1:] == [{"round": 3, "client": 0, "name": "0", "what": "rolled_back", "why": why}]
+
+
 # Resumed runs
 
 
@@ -204,7 +219,7 @@ def test_a_round_that_is_run_again_has_its_events_once(tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(Killed):
         federated("fedavg", tmp_path, Faulty(nodes(tmp_path), kill), folder, flower=QUORUM, rounds=5)
-    before = events(folder)
+    before = but_back(folder)
     assert {event["round"] for event in before} == {0, 1, 2, 3}
     max(folder.glob("checkpoint-*.bin")).unlink()
     done = int(max(folder.glob("checkpoint-*.bin")).stem.split("-")[1])
@@ -214,7 +229,7 @@ def test_a_round_that_is_run_again_has_its_events_once(tmp_path):
     consistent(run, folder)
     late = [event for event in before if event["what"] == "late_dropped" and event["round"] > done]
     again = [event for event in before if event["what"] != "unmeasured" or event["round"] <= done]
-    assert events(folder) == [event for event in again if event not in late]  # what a lost server had heard is lost
+    assert but_back(folder) == [event for event in again if event not in late]  # what a lost server had heard is lost
 
 
 def test_a_round_that_failed_leaves_no_events(tmp_path):
@@ -232,7 +247,7 @@ def test_a_run_that_begins_again_without_a_checkpoint_has_none_of_its_old_events
     for path in folder.glob("checkpoint-*.bin"):
         path.unlink()
     run = federated("fedavg", tmp_path, run=folder, flower=QUORUM, rounds=4)
-    assert events(folder) == []
+    assert but_back(folder) == []
     consistent(run, folder)
 
 
@@ -245,8 +260,8 @@ def test_a_folder_from_before_these_columns_goes_on_with_those_it_has(tmp_path, 
     assert not (folder / "events.jsonl").exists()
     run = federated("fedavg", tmp_path, Faulty(nodes(tmp_path), scrambled), folder, flower=QUORUM, rounds=4)
     assert "late" in run.history.columns
-    assert not {"late_dropped", "restarted"} & set(run.history.columns)
-    assert [event["what"] for event in events(folder)] == ["refused_uploads"]
+    assert not {"late_dropped", "restarted", "rolled_back"} & set(run.history.columns)
+    assert [event["what"] for event in but_back(folder)] == ["refused_uploads"]
     schedule = {"scheme": "schedule", "rounds": [[0, 1, 2, 3]] * 2 + [[1, 2, 3], [0, 1, 2, 3]]}
     same_history(run, simulated("fedavg", rounds=4, participation=schedule), 1e-12)
 

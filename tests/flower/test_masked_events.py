@@ -57,6 +57,7 @@ def test_the_step_in_which_no_answer_came_is_told(tmp_path, monkeypatch, caplog)
         (1, 4, "missing", SILENT.format("mask_shares")),
         (2, 3, "missing", "no answer by the deadline"),
         (2, 5, "missing", SILENT.format("mask_words")),
+        (2, 4, "rolled_back", "its state went back to version 0, which the server counts, from 1"),
     ]
     assert "client 0 (0), step, mask_reveal: no answer by the deadline; it is in the sum" in caplog.text
 

@@ -74,6 +74,7 @@ def test_a_state_that_the_server_does_not_count_is_rolled_back(name, tmp_path, c
     schedule = {"scheme": "schedule", "rounds": [[0, 1, 2, 3], [1, 2, 3]] + [[0, 1, 2, 3]] * 3}
     same_history(run, simulated(ALGORITHMS[name], participation=schedule), 1e-12)
     assert re.findall(BACK, caplog.text) == [("2", "0", "1", "2")]
+    assert run.history.column("rolled_back").tolist() == [0, 0, 0, 1, 0, 0]
 
 
 def test_too_few_end_the_run_with_a_sentence_and_it_can_be_resumed(tmp_path):
