@@ -19,6 +19,7 @@ from fedpact.core.wire import unpack
 from fedpact.flower import resident
 from fedpact.flower.links import Direct
 from fedpact.flower.node import Node
+from fedpact.flower.signed import SIGNATURE
 
 
 def mode(path):
@@ -114,11 +115,11 @@ def test_a_process_that_was_lost_is_started_again_and_its_log_says_so(tmp_path):
     config = {"name": "n", "state": str(tmp_path / "n")}
     log = tmp_path / "n" / "node.log"
     try:
-        first = unpack(resident.ask(config, b""))
+        first = unpack(resident.ask(config, b"")[SIGNATURE:])
         assert first.kind == "error"
         assert "was lost" not in log.read_text()
         end(tmp_path)
-        assert unpack(resident.ask(config, b"")) == first
+        assert unpack(resident.ask(config, b"")[SIGNATURE:]) == first
         assert log.read_text().count("the node's process was lost; another is started") == 1
     finally:
         end(tmp_path)
@@ -145,7 +146,7 @@ def test_one_that_is_lost_may_be_met_more_than_once_while_it_ends(tmp_path):
     config = {"name": "n", "state": str(tmp_path / "n")}
     lost = Dying(resident._socket_path(tmp_path / "n"), 4)
     try:
-        assert unpack(resident.ask(config, b"")).kind == "error"
+        assert unpack(resident.ask(config, b"")[SIGNATURE:]).kind == "error"
         assert (tmp_path / "n" / "node.log").read_text().count("the node's process was lost; another is started") == 1
     finally:
         end(tmp_path)
@@ -179,7 +180,7 @@ def test_so_does_it_of_one_that_was_killed_while_it_started(tmp_path, monkeypatc
 
     monkeypatch.setattr(resident.subprocess, "Popen", killed_once)
     try:
-        assert unpack(resident.ask(config, b"")).kind == "error"
+        assert unpack(resident.ask(config, b"")[SIGNATURE:]).kind == "error"
         assert len(started) == 2
         log = (tmp_path / "n" / "node.log").read_text()
         assert log.count("the node's process was lost; another is started") == 1

@@ -16,7 +16,7 @@ EVERY = {"server", "fedpact"}
 ASKED = {"client", "digest", "keep", "round", "version"}
 FIELDS = {
     1: {
-        "hello": ({"experiment"}, {"client", "fedpact", "name", "survey"}),
+        "hello": ({"experiment"}, {"client", "fedpact", "name", "signs", "survey"}),
         "coded": ({"client", "schema"}, {"blank", "mark", "rows"}),
         "prepare": ({"client", "description", "digest", "experiment", "run"}, set()),
         "join": ({"client", "clients"}, {"client"}),
