@@ -129,13 +129,14 @@ def drive(
         carry, histories, elapsed = resumed.restore(carry), [resumed.history], resumed.elapsed
         done = resumed.history.rounds
     pace = 0.0  # seconds a round, from the last block; 0 before the first
+    most = 1 if getattr(loop.engine, "every_round", False) else BLOCK  # a checkpoint follows a block
     spent_out = False
     single = bool(accounts) and not isinstance(loop.stop, Never)  # a rule must not leave rounds paid and not run
     ready: dict[Any, Callable[..., Any]] = {}
     with _interruptible() as interrupt:
         while done < rounds and not interrupt.asked and np.any(np.asarray(carry.halt) == GOING):
             steps = min(
-                rounds - done, max(1, min(BLOCK, int(BLOCK_SECONDS / pace))) if pace else loop.engine.first_block
+                rounds - done, max(1, min(most, int(BLOCK_SECONDS / pace))) if pace else loop.engine.first_block
             )
             asked = min(steps, 1) if single else steps
             halts = np.atleast_1d(np.asarray(carry.halt))
