@@ -454,6 +454,7 @@ def test_the_runs_that_the_docs_tell_of_are_those_of_table_3():
     assert found["mnist-100-iid", "FedADMM as printed"] == [None]
     assert found["fmnist-1000-iid", "FedADMM"] == [3, 4, 3]
     assert found["mnist-100-noniid", "FedADMM"] == [24, 19, 19]
+    assert found["fmnist-1000-noniid", "FedADMM"] == [47]
     assert found["mnist-100-noniid", "FedADMM as printed"] == [None]
     assert found["mnist-100-noniid", "FedAvg, all but duals of FedADMM"] == [25]
 
