@@ -185,6 +185,7 @@ def test_the_command_that_up_prints_works_as_printed(experiment, tmp_path, monke
     from flwr.cli.config_utils import load_and_validate
 
     folder = tmp_path / "its folder"
+    experiment.write_text(f"{EXPERIMENT}[split]\nclients = 2\n")
     _, command, _ = printed_by_up(monkeypatch, capsys, str(experiment), "--folder", str(folder)).splitlines()
     env = quiet_environment(tmp_path)
     del env["FLWR_HOME"]
